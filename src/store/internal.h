@@ -1,0 +1,105 @@
+/* What the store's files share.  Internal; knows LMDB and the layout, no JSON. */
+#ifndef RST_SRC_STORE_INTERNAL_H
+#define RST_SRC_STORE_INTERNAL_H
+
+#include <lmdb.h>
+#include <pthread.h>
+#include <stdatomic.h>
+#include <stdbool.h>
+
+#include <rollstore/store.h>
+
+#include "../error.h"
+#include "../layout/record.h"
+
+#define RST_TURN_KEY_SIZE 24 /* session or consumer key, then a big-endian u64 */
+#define RST_READY_KEY_SIZE 8 /* a big-endian u64 */
+
+/* One LMDB environment of this process: LMDB forbids a second one of the same files. */
+typedef struct rst_env {
+    struct rst_env *next; /* in the process's list */
+    dev_t device;
+    ino_t inode;
+    unsigned handles; /* rst_store that use it */
+    bool read_only;
+    uint64_t generation; /* rst_fork_generation when it was opened */
+    MDB_env *lmdb;
+    MDB_dbi meta, sessions, turns, ready, consumers, leases;
+    rst_format_entry format;
+    const unsigned char *map;
+    size_t map_size;
+    uint64_t capacity_pages;   /* pages that values may lie in */
+    struct rst_syncer *syncer; /* RST_DURABILITY_INTERVAL's thread, NULL else */
+} rst_env;
+
+struct rst_store {
+    rst_env *env;
+    char *path;
+    unsigned flags;
+    atomic_uint snapshots; /* open ones */
+};
+
+struct rst_snapshot {
+    rst_store *store;
+    MDB_txn *txn;
+};
+
+/* Raised in the child of each fork; handles of another generation are refused. */
+extern atomic_uint_fast64_t rst_fork_generation;
+
+/* RST_ERR_FORKED, RST_ERR_READ_ONLY. */
+int rst_store_usable(const rst_store *store, bool to_write, rst_error *error);
+
+/* Turn an LMDB result into an rst_code; `what` says what was being done. */
+int rst_fail_lmdb(rst_error *error, int result, const char *what);
+
+/* ---------------------------------------------------------------- a write transaction
+ * Holds the one write lock of all processes: no parsing, no waiting, no system call that blocks. */
+
+typedef struct rst_write {
+    rst_store *store;
+    MDB_txn *txn;
+    rst_totals_entry totals; /* written back by rst_write_commit when changed */
+    bool changed;            /* something was written: without it commit becomes abort */
+} rst_write;
+
+int rst_write_begin(rst_store *store, rst_write *write, rst_error *error);
+int rst_write_commit(rst_write *write, rst_error *error); /* aborts on any error */
+void rst_write_abort(rst_write *write);                   /* also after a commit: does nothing */
+
+/* Delete one session, its turns and its place in the ready order.  RST_ERR_NOT_FOUND. */
+int rst_write_release(rst_write *write, const uint8_t key[RST_KEY_SIZE], rst_error *error);
+
+/* RST_ERR_HELD when a consumer has not committed the sealed session of that sequence number; in
+ * consumer.c. */
+int rst_write_releasable(rst_write *write, uint64_t sequence, rst_error *error);
+
+/* ---------------------------------------------------------------- keys and entries */
+
+void rst_put_be64(unsigned char *out, uint64_t value);
+uint64_t rst_get_be64(const unsigned char *in);
+void rst_turn_key(unsigned char out[RST_TURN_KEY_SIZE], const uint8_t key[RST_KEY_SIZE],
+                  uint64_t number);
+
+/* Read and check an entry; *id points into the map.  RST_ERR_NOT_FOUND, RST_ERR_CORRUPT. */
+int rst_read_session(MDB_txn *txn, const rst_env *env, const uint8_t key[RST_KEY_SIZE],
+                     rst_session_entry *entry, const char **id, rst_error *error);
+
+/* ---------------------------------------------------------------- waiting */
+
+/* Milliseconds-deadline helper: timeout_ms as in store.h. */
+typedef struct rst_deadline {
+    bool forever;
+    int64_t at_ns; /* CLOCK_MONOTONIC */
+} rst_deadline;
+rst_deadline rst_deadline_in(int64_t timeout_ms);
+bool rst_deadline_passed(const rst_deadline *deadline);
+
+/* Sleep until another transaction than `seen` is the last one, or the deadline.  False at the
+ * deadline.  Looks at LMDB's number in shared memory, in growing pauses. */
+bool rst_wait_for_commit(rst_env *env, uint64_t seen, const rst_deadline *deadline);
+uint64_t rst_last_transaction(rst_env *env);
+
+int64_t rst_clock_ns(clockid_t clock);
+
+#endif
