@@ -72,7 +72,7 @@ extern "C" {
 #define RST_VALUE_OFFSET 16            /* bytes of LMDB's page header before a large value */
 #define RST_SESSION_ID_SIZE_MAX 4096   /* bytes of UTF-8 */
 #define RST_TOKEN_COUNT_MAX (1u << 24) /* tokens of one turn; ids of one prompt */
-#define RST_TOPK_MAX (1u << 15)        /* candidates a token */
+#define RST_TOPK_MAX 4096u /* candidates a token */
 #define RST_RECORD_SIZE_MAX                                                                        \
     UINT64_C(0xC0000000)              /* 3 GiB; LMDB's own limit for a value is 4 GiB              \
                                        */

@@ -109,4 +109,7 @@ int rst_record_open(const void *value, size_t size, rst_turn *turn, rst_error *e
 
 uint64_t rst_hash(const void *bytes, size_t size);
 
+/* A weight version as a number; RST_NO_VERSION unless it is plain decimal, as str(int) writes it. */
+int64_t rst_decimal_version(const char *text, size_t size);
+
 #endif
