@@ -72,7 +72,7 @@ extern "C" {
 #define RST_VALUE_OFFSET 16            /* bytes of LMDB's page header before a large value */
 #define RST_SESSION_ID_SIZE_MAX 4096   /* bytes of UTF-8 */
 #define RST_TOKEN_COUNT_MAX (1u << 24) /* tokens of one turn; ids of one prompt */
-#define RST_TOPK_MAX 4096u /* candidates a token */
+#define RST_TOPK_MAX 4096u             /* candidates a token */
 #define RST_RECORD_SIZE_MAX                                                                        \
     UINT64_C(0xC0000000)              /* 3 GiB; LMDB's own limit for a value is 4 GiB              \
                                        */
@@ -270,10 +270,12 @@ typedef struct rst_consumer_entry {
     uint64_t given_count;   /* sessions given, again included */
     uint64_t again_count;   /* of these, given again after a lease ended without acknowledgement */
     uint64_t trained_count; /* acknowledged */
-    uint64_t epoch;         /* raised by each resume; leases of older ones are void */
+    uint64_t epoch;         /* random at creation, raised by each resume; its low half is the high
+                               half of each lease_id, so that leases of before are void */
     int64_t created_ns;     /* Unix time */
     int64_t changed_ns;     /* Unix time of its last take, acknowledgement or commit */
-    uint64_t reserved[3];   /* zero */
+    uint64_t first_open;    /* no entry below it is FREE or HELD; may lag behind */
+    uint64_t reserved[2];   /* zero */
 } rst_consumer_entry;
 
 RST_STATIC_ASSERT(sizeof(rst_consumer_entry) == 96, "layout");
@@ -293,8 +295,9 @@ typedef struct rst_lease_entry {
     uint32_t pid;           /* holder, in its own PID namespace */
     uint32_t reserved;      /* zero */
     uint64_t pid_start;     /* the holder's start time, /proc/PID/stat field 22: pids are reused */
-    uint64_t pid_namespace; /* inode of the holder's PID namespace */
-    uint64_t reserved2[2];  /* zero */
+    uint64_t pid_namespace; /* inode of the holder's PID namespace; 0 when it cannot be known */
+    uint64_t boot;      /* XXH3-64 of the kernel's boot_id: CLOCK_BOOTTIME begins again with it */
+    uint64_t reserved2; /* zero */
 } rst_lease_entry;
 
 RST_STATIC_ASSERT(sizeof(rst_lease_entry) == 64, "layout");
