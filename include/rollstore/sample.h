@@ -19,9 +19,11 @@ extern "C" {
 #define RST_TRIM_MAX_DEFAULT 1 /* tokens */
 
 typedef struct rst_sample_options {
-    uint32_t topk;      /* k of the arrays written; 0: the session's (of a batch: the largest) */
-    uint32_t trim_max;  /* most tokens that may be trimmed between two turns */
-    uint64_t token_max; /* leave out the last turns, whole, until the sample fits; 0: no limit */
+    uint32_t topk;     /* k of the arrays written; 0: the widest turn's (of a batch: the largest) */
+    uint32_t trim_max; /* most tokens that may be trimmed between two turns */
+    uint64_t token_max; /* leave out the last turns, whole, until the sample fits; 0: no limit.
+                           What is then the last turn is not trimmed: the sample is the one that
+                           the session had if it had ended there. */
 } rst_sample_options;
 
 #define RST_SAMPLE_OPTIONS_DEFAULT                                                                 \
@@ -45,9 +47,10 @@ typedef struct rst_sample {
 
 /*
  * Work out the sizes of a session's sample (open sessions too).  options NULL: the default.
- * Errors: RST_ERR_ALIGNMENT names session and turn: a prompt contradicts earlier tokens or trims
- * more than trim_max; RST_ERR_LIMIT: a turn's k is over options.topk, or the first turn alone is
- * over token_max; RST_ERR_NOT_FOUND, RST_ERR_CORRUPT.
+ * Reads the turns' headers; also those of turns that token_max leaves out, so that whether a
+ * session is sound does not depend on it. Errors: RST_ERR_ALIGNMENT names session and turn: a
+ * prompt contradicts earlier tokens or trims more than trim_max; RST_ERR_LIMIT: a turn's k is over
+ * options.topk, or the first turn alone is over token_max; RST_ERR_NOT_FOUND, RST_ERR_CORRUPT.
  */
 RST_API int rst_sample_measure(rst_snapshot *snapshot, const void *session, size_t session_size,
                                const rst_sample_options *options, rst_sample *sample,
@@ -62,7 +65,9 @@ typedef struct rst_sample_arrays {
     float *topk_logprobs;    /* [R, K] -inf there */
 } rst_sample_arrays;
 
-/* Write the sample measured before, in the same snapshot and with the same options. */
+/* Write the sample measured before, in the same snapshot and with the same options.  On an error
+ * nothing is written (of batches too): RST_ERR_CORRUPT when what is read is not what was measured.
+ */
 RST_API int rst_sample_fill(rst_snapshot *snapshot, const rst_sample *sample,
                             const rst_sample_options *options, const rst_sample_arrays *arrays,
                             rst_error *error);
