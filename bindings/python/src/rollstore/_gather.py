@@ -1,0 +1,260 @@
+"""Log-probabilities of a few tokens a row, in chunks: no second [tokens, vocab] tensor.
+
+Two autograd functions with the same result. One starts from logits, the other from hidden states
+and the weight of the output layer, so that the logits themselves never exist as a whole. Both keep
+two float32 numbers a row (the row's largest scaled logit, and the log of the sum relative to it)
+and compute the softmax again, chunk by chunk, in backward.
+
+A row's sum is kept relative to its maximum, and without the maximum's own 1. A peaked row has
+`log p` near 0, and a float32 `z - logsumexp(z)` would lose it to the rounding of a large number:
+with logits around 20 that error alone, about 1e-6, is a whole tail's mass.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from functools import partial
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch.autograd.function import once_differentiable
+
+# One float32 work buffer of a chunk: 64 MiB. Large enough to keep a GPU's memory busy, small
+# beside the logits it works on.
+LOGITS_CHUNK_ELEMENTS = 1 << 24
+# From hidden states each chunk also reads and writes [vocab, width] once, so chunks are larger.
+HIDDEN_CHUNK_ELEMENTS = 1 << 27
+
+_NEG_INF = float("-inf")
+
+
+class GatherPlan(NamedTuple):
+    """What the autograd functions need besides tensors that can have a gradient.
+
+    token_ids: int64 [rows]; topk_ids: int64 [rows, k]; -1 where there is none.
+    temperature: float, or float32 [rows, 1].
+    chunk: rows worked on at once.
+    normalise: False gathers scaled logits instead of log-probabilities.
+    """
+
+    token_ids: torch.Tensor
+    topk_ids: torch.Tensor
+    temperature: float | torch.Tensor
+    chunk: int
+    normalise: bool
+
+    def rows(self, rows: slice) -> GatherPlan:
+        """The plan of some of the rows."""
+        temperature = self.temperature
+        if isinstance(temperature, torch.Tensor):
+            temperature = temperature[rows]
+        return self._replace(
+            token_ids=self.token_ids[rows], topk_ids=self.topk_ids[rows], temperature=temperature
+        )
+
+
+class _Gathered(NamedTuple):
+    token: torch.Tensor  # float32 [rows]
+    topk: torch.Tensor  # float32 [rows, k]
+    row_max: torch.Tensor  # float32 [rows, 1]
+    log_sum: torch.Tensor  # float32 [rows, 1], relative to row_max
+
+
+def _matrices(tensors: tuple[torch.Tensor, ...]) -> list[tuple[torch.Tensor, ...]]:
+    """Views of tensors [..., columns] of one leading shape as [rows, columns], never a copy.
+
+    A padded batch cut along its length, `logits[:, :-1]`, has no single such view, and reshape
+    would copy all of it; it is walked one sequence at a time.
+    """
+    if tensors[0].dim() == 2:
+        return [tensors]
+    with contextlib.suppress(RuntimeError):
+        return [tuple(tensor.view(-1, tensor.shape[-1]) for tensor in tensors)]
+    parts = zip(*(tensor.unbind(0) for tensor in tensors), strict=True)
+    return [matrix for part in parts for matrix in _matrices(part)]
+
+
+def _chunks(size: int, *tensors: torch.Tensor) -> Iterator[tuple[slice, tuple[torch.Tensor, ...]]]:
+    """Walk tensors [..., columns] together, in views of up to `size` rows, with the rows' place."""
+    start = 0
+    for group in _matrices(tensors):
+        count = group[0].shape[0]
+        for low in range(0, count, size):
+            high = min(low + size, count)
+            yield slice(start + low, start + high), tuple(matrix[low:high] for matrix in group)
+        start += count
+
+
+def _scaled(logits: torch.Tensor, temperature: float | torch.Tensor) -> torch.Tensor:
+    """float32 logits / temperature, always in a buffer of its own."""
+    scaled = logits.to(torch.float32, copy=True)
+    if isinstance(temperature, torch.Tensor) or temperature != 1.0:
+        scaled.div_(temperature)
+    return scaled
+
+
+def _pick(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """values[row, ids[row, j]], and -inf where the id is -1."""
+    return values.gather(1, ids.clamp(min=0)).masked_fill_(ids < 0, _NEG_INF)
+
+
+def _gather_rows(logits: torch.Tensor, plan: GatherPlan) -> _Gathered:
+    """Gather from the logits [rows, vocab] of one chunk, any float dtype."""
+    token_ids = plan.token_ids.unsqueeze(1)
+    if not plan.normalise:
+        token = _pick(logits, token_ids).float().div_(plan.temperature)
+        topk = _pick(logits, plan.topk_ids).float().div_(plan.temperature)
+        unused = torch.zeros_like(token)
+        return _Gathered(token.squeeze(1), topk, unused, unused)
+    scores = _scaled(logits, plan.temperature)
+    row_max, at = scores.max(dim=1, keepdim=True)
+    # A row of nothing but -inf: every log-probability is -inf, not NaN.
+    row_max.masked_fill_(row_max == _NEG_INF, 0.0)
+    scores.sub_(row_max)
+    token, topk = _pick(scores, token_ids), _pick(scores, plan.topk_ids)
+    log_sum = scores.exp_().scatter_(1, at, 0.0).sum(dim=1, keepdim=True).log1p_()
+    return _Gathered(token.sub_(log_sum).squeeze(1), topk.sub_(log_sum), row_max, log_sum)
+
+
+def _grad_rows(
+    logits: torch.Tensor,
+    rows: slice,
+    whole: GatherPlan,
+    stats: Sequence[torch.Tensor],
+    grad_token: torch.Tensor,
+    grad_topk: torch.Tensor,
+) -> torch.Tensor:
+    """The float32 gradient of one chunk of logits; a row that needs none is exactly 0."""
+    plan = whole.rows(rows)
+    row_max, log_sum = (stat[rows] for stat in stats)
+    token_ids = plan.token_ids.unsqueeze(1)
+    at_token = grad_token[rows].unsqueeze(1).masked_fill(token_ids < 0, 0.0)
+    at_topk = grad_topk[rows].masked_fill(plan.topk_ids < 0, 0.0)
+    # The chain rule through logits / temperature, on the small side.
+    at_token.div_(plan.temperature)
+    at_topk.div_(plan.temperature)
+    if plan.normalise:
+        total = at_token + at_topk.sum(dim=1, keepdim=True)
+        grad = _scaled(logits, plan.temperature).sub_(row_max).sub_(log_sum).exp_().mul_(-total)
+    else:
+        grad = torch.zeros(logits.shape, dtype=torch.float32, device=logits.device)
+    # Separately: within each of the two a row's ids differ, so the order of the sum is settled.
+    grad.scatter_add_(1, token_ids.clamp(min=0), at_token)
+    grad.scatter_add_(1, plan.topk_ids.clamp(min=0), at_topk)
+    # A fill, not a product with 0: a row that needs no gradient may hold NaN.
+    idle = (at_token == 0).logical_and_((at_topk == 0).all(dim=1, keepdim=True))
+    return grad.masked_fill_(idle, 0.0)
+
+
+class _Collector:
+    """The outputs of all rows, filled chunk by chunk."""
+
+    def __init__(self, plan: GatherPlan) -> None:
+        rows, k = plan.topk_ids.shape
+        new = partial(torch.empty, dtype=torch.float32, device=plan.topk_ids.device)
+        self.out = _Gathered(new(rows), new(rows, k), new(rows, 1), new(rows, 1))
+
+    def put(self, rows: slice, gathered: _Gathered) -> None:
+        for whole, part in zip(self.out, gathered, strict=True):
+            whole[rows] = part
+
+
+def _no_autocast(device: torch.device) -> contextlib.AbstractContextManager[Any]:
+    """Products in the dtype of the hidden states, and the same one in forward and backward."""
+    if device.type in ("cpu", "cuda"):
+        return torch.autocast(device.type, enabled=False)
+    return contextlib.nullcontext()
+
+
+class _FromLogits(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, logits: torch.Tensor, plan: GatherPlan, reuse_logits: bool
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        collector = _Collector(plan)
+        for rows, (part,) in _chunks(plan.chunk, logits):
+            collector.put(rows, _gather_rows(part, plan.rows(rows)))
+        out = collector.out
+        ctx.save_for_backward(logits, out.row_max, out.log_sum)
+        ctx.plan, ctx.reuse_logits = plan, reuse_logits
+        return out.token, out.topk
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_token: torch.Tensor, grad_topk: torch.Tensor
+    ) -> tuple[torch.Tensor, None, None]:
+        logits, *stats = ctx.saved_tensors
+        # detach() shares the version counter: whoever else saved the logits gets autograd's own
+        # error, as does a second backward, and never a wrong gradient.
+        grad = (
+            logits.detach()
+            if ctx.reuse_logits
+            else torch.empty_like(logits, memory_format=torch.contiguous_format)
+        )
+        for rows, (part, target) in _chunks(ctx.plan.chunk, logits, grad):
+            target.copy_(_grad_rows(part, rows, ctx.plan, stats, grad_token, grad_topk))
+        return grad, None, None
+
+
+class _FromHidden(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: Any, hidden: torch.Tensor, weight: torch.Tensor, plan: GatherPlan
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        cast_weight = weight.to(hidden.dtype)
+        collector = _Collector(plan)
+        with _no_autocast(hidden.device):
+            for rows, (part,) in _chunks(plan.chunk, hidden):
+                collector.put(rows, _gather_rows(part @ cast_weight.t(), plan.rows(rows)))
+        out = collector.out
+        ctx.save_for_backward(hidden, weight, out.row_max, out.log_sum)
+        ctx.plan = plan
+        return out.token, out.topk
+
+    @staticmethod
+    @once_differentiable
+    def backward(
+        ctx: Any, grad_token: torch.Tensor, grad_topk: torch.Tensor
+    ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
+        hidden, weight, *stats = ctx.saved_tensors
+        needs_hidden, needs_weight, _ = ctx.needs_input_grad
+        cast_weight = weight.to(hidden.dtype)
+        grad_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)
+        # Summed over the chunks in float32: bfloat16 would round after each of them.
+        grad_weight = (
+            torch.zeros(weight.shape, dtype=torch.float32, device=weight.device)
+            if needs_weight
+            else None
+        )
+        with _no_autocast(hidden.device):
+            for rows, (part, target) in _chunks(ctx.plan.chunk, hidden, grad_hidden):
+                logits = part @ cast_weight.t()
+                grad = _grad_rows(logits, rows, ctx.plan, stats, grad_token, grad_topk)
+                grad = grad.to(hidden.dtype)
+                if needs_hidden:
+                    torch.mm(grad, cast_weight, out=target)
+                if grad_weight is not None:
+                    grad_weight.add_(grad.t() @ part)
+        return (
+            grad_hidden if needs_hidden else None,
+            None if grad_weight is None else grad_weight.to(weight.dtype),
+            None,
+        )
+
+
+def gather_from_logits(
+    logits: torch.Tensor, plan: GatherPlan, *, reuse_logits: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gather from logits [..., vocab]: float32 [rows] and [rows, k], rows flattened."""
+    gathered = _FromLogits.apply(logits, plan, reuse_logits)  # type: ignore[no-untyped-call]
+    return cast("tuple[torch.Tensor, torch.Tensor]", gathered)
+
+
+def gather_from_hidden(
+    hidden: torch.Tensor, weight: torch.Tensor, plan: GatherPlan
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Gather from hidden [..., width] and weight [vocab, width]: as `gather_from_logits`."""
+    gathered = _FromHidden.apply(hidden, weight, plan)  # type: ignore[no-untyped-call]
+    return cast("tuple[torch.Tensor, torch.Tensor]", gathered)
