@@ -23,7 +23,7 @@ typedef struct rst_sample_options {
     uint32_t trim_max; /* most tokens that may be trimmed between two turns */
     uint64_t token_max; /* leave out the last turns, whole, until the sample fits; 0: no limit.
                            What is then the last turn is not trimmed: the sample is the one that
-                           the session had if it had ended there. */
+                           the session would give had it ended there. */
 } rst_sample_options;
 
 #define RST_SAMPLE_OPTIONS_DEFAULT                                                                 \
@@ -48,9 +48,11 @@ typedef struct rst_sample {
 /*
  * Work out the sizes of a session's sample (open sessions too).  options NULL: the default.
  * Reads the turns' headers; also those of turns that token_max leaves out, so that whether a
- * session is sound does not depend on it. Errors: RST_ERR_ALIGNMENT names session and turn: a
- * prompt contradicts earlier tokens or trims more than trim_max; RST_ERR_LIMIT: a turn's k is over
- * options.topk, or the first turn alone is over token_max; RST_ERR_NOT_FOUND, RST_ERR_CORRUPT.
+ * session is sound does not depend on it.
+ *
+ * Errors: RST_ERR_ALIGNMENT names session and turn: a prompt contradicts earlier tokens or trims
+ * more than trim_max; RST_ERR_LIMIT: a turn's k is over options.topk, or the first turn alone is
+ * over token_max; RST_ERR_NOT_FOUND, RST_ERR_CORRUPT.
  */
 RST_API int rst_sample_measure(rst_snapshot *snapshot, const void *session, size_t session_size,
                                const rst_sample_options *options, rst_sample *sample,

@@ -111,7 +111,7 @@ static uint32_t first_repeat(const int32_t *ids, uint32_t count)
 
 /* ---------------------------------------------------------------- rows */
 
-static bool bad_value(rst_bad_value *bad, int array, uint64_t index, const char *reason)
+static bool bad_value(rst_bad_value *bad, rst_bad_array array, uint64_t index, const char *reason)
 {
     bad->array = array;
     bad->index = index;
@@ -180,7 +180,7 @@ bool rst_check_values(const rst_turn *t, int32_t *widths, bool *ragged, rst_bad_
         const int32_t *ids = t->topk_ids + first;
         const float *logprobs = t->topk_logprobs + first;
         uint32_t width = t->topk;
-        if ((any_negative(ids, t->topk) | any_bad_logprob(logprobs, t->topk) |
+        if ((any_negative(ids, t->topk) || any_bad_logprob(logprobs, t->topk) ||
              may_repeat(&met, ids, t->topk)) &&
             !check_row(ids, logprobs, t->topk, first, &width, bad)) {
             return false;

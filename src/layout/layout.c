@@ -195,6 +195,32 @@ static bool widths_agree(const rst_turn *turn, const rst_record_header *h, uint6
     return ragged == (turn->widths != NULL) && leading == h->null_prefix;
 }
 
+int rst_check_turn(const rst_turn *turn, const rst_record_header *h, rst_error *error)
+{
+    rst_bad_value bad;
+    if (!rst_check_values(turn, NULL, NULL, &bad)) {
+        return rst_fail(error, RST_ERR_CORRUPT, rst_bad_array_name(&bad), "record: %s[%llu]: %s",
+                        rst_bad_array_name(&bad), (unsigned long long)bad.index, bad.reason);
+    }
+    uint64_t row;
+    if (!widths_agree(turn, h, &row)) {
+        return rst_fail(error, RST_ERR_CORRUPT, "widths",
+                        "record: widths or null_prefix do not fit topk_ids at row %llu",
+                        (unsigned long long)row);
+    }
+    for (uint32_t i = 0; i < turn->prompt_count; i++) {
+        if (turn->prompt_ids[i] < 0) {
+            return rst_fail(error, RST_ERR_CORRUPT, "prompt_ids",
+                            "record: prompt_ids[%u]: an id below 0", i);
+        }
+    }
+    if (h->weight_version_number !=
+        rst_decimal_version(turn->weight_version, turn->weight_version_size)) {
+        return corrupt(error, "weight_version_number", "not the number that weight_version says");
+    }
+    return RST_OK;
+}
+
 int rst_record_check(const void *value, size_t size, const uint8_t *key, uint32_t turn_number,
                      rst_error *error)
 {
@@ -226,26 +252,5 @@ int rst_record_check(const void *value, size_t size, const uint8_t *key, uint32_
     if (!gaps_are_zero(bytes, h, &o)) {
         return corrupt(error, "reserved", "a gap between arrays is not zero");
     }
-    rst_bad_value bad;
-    if (!rst_check_values(&turn, NULL, NULL, &bad)) {
-        return rst_fail(error, RST_ERR_CORRUPT, rst_bad_array_name(&bad), "record: %s[%llu]: %s",
-                        rst_bad_array_name(&bad), (unsigned long long)bad.index, bad.reason);
-    }
-    uint64_t row;
-    if (!widths_agree(&turn, h, &row)) {
-        return rst_fail(error, RST_ERR_CORRUPT, "widths",
-                        "record: widths or null_prefix do not fit topk_ids at row %llu",
-                        (unsigned long long)row);
-    }
-    for (uint32_t i = 0; i < turn.prompt_count; i++) {
-        if (turn.prompt_ids[i] < 0) {
-            return rst_fail(error, RST_ERR_CORRUPT, "prompt_ids",
-                            "record: prompt_ids[%u]: an id below 0", i);
-        }
-    }
-    if (h->weight_version_number !=
-        rst_decimal_version(turn.weight_version, turn.weight_version_size)) {
-        return corrupt(error, "weight_version_number", "not the number that weight_version says");
-    }
-    return RST_OK;
+    return rst_check_turn(&turn, h, error);
 }

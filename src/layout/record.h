@@ -38,7 +38,8 @@ struct rst_record {
     char finish_reason[RST_TEXT_SIZE_MAX];
     char *session; /* of a recorded line; owned by the record */
     size_t session_capacity;
-    void *scratch; /* the decoder's own memory, freed with scratch_free */
+    const void *claimed; /* the call that is storing it, NULL else */
+    void *scratch;       /* the decoder's own memory, freed with scratch_free */
     void (*scratch_free)(void *scratch);
 };
 
@@ -59,14 +60,16 @@ int rst_record_begin(rst_record *record, uint32_t token_count, uint32_t topk, rs
                      rst_error *error);
 
 /* A value that a record may not hold, and where. */
+typedef enum rst_bad_array {
+    RST_BAD_NONE,
+    RST_BAD_TOKEN_ID,
+    RST_BAD_TOKEN_LOGPROB,
+    RST_BAD_TOPK_ID,
+    RST_BAD_TOPK_LOGPROB
+} rst_bad_array;
+
 typedef struct rst_bad_value {
-    enum {
-        RST_BAD_NONE,
-        RST_BAD_TOKEN_ID,
-        RST_BAD_TOKEN_LOGPROB,
-        RST_BAD_TOPK_ID,
-        RST_BAD_TOPK_LOGPROB
-    } array;
+    rst_bad_array array;
     uint64_t index;     /* element of that array */
     const char *reason; /* static: "NaN", "an id twice in one row", ... */
 } rst_bad_value;
@@ -109,7 +112,11 @@ int rst_record_open(const void *value, size_t size, rst_turn *turn, rst_error *e
 
 uint64_t rst_hash(const void *bytes, size_t size);
 
-/* A weight version as a number; RST_NO_VERSION unless it is plain decimal, as str(int) writes it. */
+/* Every value of an opened record, its widths, prompt and weight version.  RST_ERR_CORRUPT. */
+int rst_check_turn(const rst_turn *turn, const rst_record_header *header, rst_error *error);
+
+/* A weight version as a number; RST_NO_VERSION unless it is plain decimal, as str(int) writes it.
+ */
 int64_t rst_decimal_version(const char *text, size_t size);
 
 #endif

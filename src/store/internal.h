@@ -28,8 +28,9 @@ typedef struct rst_env {
     rst_format_entry format;
     const unsigned char *map;
     size_t map_size;
-    uint64_t capacity_pages;   /* pages that values may lie in */
-    struct rst_syncer *syncer; /* RST_DURABILITY_INTERVAL's thread, NULL else */
+    uint64_t capacity_pages;    /* pages that values may lie in */
+    _Atomic(uint64_t) *checked; /* records checked before, see read.c; NULL until the first */
+    struct rst_syncer *syncer;  /* RST_DURABILITY_INTERVAL's thread, NULL else */
 } rst_env;
 
 struct rst_store {
@@ -81,9 +82,23 @@ uint64_t rst_get_be64(const unsigned char *in);
 void rst_turn_key(unsigned char out[RST_TURN_KEY_SIZE], const uint8_t key[RST_KEY_SIZE],
                   uint64_t number);
 
+/* RST_ERR_ARGUMENT for an id that is empty or over RST_SESSION_ID_SIZE_MAX. */
+int rst_check_session_id(const void *session, size_t session_size, rst_error *error);
+
+/* Check the stored bytes of an entry.  RST_ERR_CORRUPT, RST_ERR_VERSION. */
+int rst_parse_session(const MDB_val *value, rst_session_entry *entry, const char **id,
+                      rst_error *error);
+int rst_read_totals(MDB_txn *txn, const rst_env *env, rst_totals_entry *totals, rst_error *error);
+int rst_read_format(MDB_txn *txn, MDB_dbi meta, rst_format_entry *format, rst_error *error);
+
 /* Read and check an entry; *id points into the map.  RST_ERR_NOT_FOUND, RST_ERR_CORRUPT. */
 int rst_read_session(MDB_txn *txn, const rst_env *env, const uint8_t key[RST_KEY_SIZE],
                      rst_session_entry *entry, const char **id, rst_error *error);
+
+/* Read a turn and check its structure and key; *value (NULL allowed) gets the stored bytes.
+ * RST_ERR_NOT_FOUND, RST_ERR_CORRUPT. */
+int rst_read_turn(MDB_txn *txn, const rst_env *env, const uint8_t key[RST_KEY_SIZE], uint32_t turn,
+                  rst_turn *out, MDB_val *value, rst_error *error);
 
 /* ---------------------------------------------------------------- waiting */
 
@@ -101,5 +116,34 @@ bool rst_wait_for_commit(rst_env *env, uint64_t seen, const rst_deadline *deadli
 uint64_t rst_last_transaction(rst_env *env);
 
 int64_t rst_clock_ns(clockid_t clock);
+
+/* RST_ERR_GONE when the store's files were deleted: what is written then, nobody will find. */
+int rst_check_not_deleted(const rst_store *store, rst_error *error);
+
+/* The thread of RST_DURABILITY_INTERVAL. */
+int rst_syncer_start(rst_env *env, rst_error *error);
+void rst_syncer_stop(rst_env *env);
+
+/* ---------------------------------------------------------------- creating */
+
+int rst_lmdb_open(const char *path, unsigned flags, unsigned reader_count, mode_t mode,
+                  uint64_t map_size, MDB_env **out, rst_error *error);
+int rst_open_databases(rst_env *env, MDB_txn *txn, unsigned flags, rst_error *error);
+int rst_allocate_data(MDB_env *lmdb, uint64_t size, const char *path, rst_error *error);
+
+/* The format entry of a store with these settings; NULL for defaults. */
+int rst_make_format(const rst_create_options *options, rst_format_entry *format, rst_error *error);
+
+/* A new store at `path`; success too when another process creates it at this moment, unless
+ * RST_OPEN_EXCLUSIVE. */
+int rst_create(const char *path, unsigned flags, const rst_create_options *options,
+               rst_error *error);
+
+/* Make a folder with a store in it at `path`: `fill` writes the files into a folder of another
+ * name, which then takes its name. */
+int rst_create_folder(const char *path, unsigned flags, const rst_format_entry *format,
+                      int (*fill)(const char *folder, mode_t mode, const rst_format_entry *format,
+                                  rst_error *error, void *context),
+                      void *context, rst_error *error);
 
 #endif

@@ -1,0 +1,448 @@
+/* Opening and closing: one LMDB environment for each store that this process uses. */
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include "files.h"
+#include "internal.h"
+
+/* LMDB forbids opening an environment twice in a process: closing one of them would drop the file
+ * locks of both.  So every handle of a store shares the environment found in this list. */
+static pthread_mutex_t list_lock = PTHREAD_MUTEX_INITIALIZER;
+static rst_env *list;
+
+atomic_uint_fast64_t rst_fork_generation;
+
+static void before_fork(void)
+{
+    pthread_mutex_lock(&list_lock);
+}
+
+static void after_fork_in_parent(void)
+{
+    pthread_mutex_unlock(&list_lock);
+}
+
+/* The child must not touch the parent's environments: reader slots and locks are the parent's. They
+ * are forgotten, not closed; their mapping goes with the child. */
+static void after_fork_in_child(void)
+{
+    atomic_fetch_add(&rst_fork_generation, 1);
+    list = NULL;
+    pthread_mutex_unlock(&list_lock);
+}
+
+static void watch_forks(void)
+{
+    pthread_atfork(before_fork, after_fork_in_parent, after_fork_in_child);
+}
+
+int rst_store_usable(const rst_store *store, bool to_write, rst_error *error)
+{
+    if (store->env->generation !=
+        atomic_load_explicit(&rst_fork_generation, memory_order_relaxed)) {
+        return rst_fail(error, RST_ERR_FORKED, NULL,
+                        "%s was opened before this process was forked: open it again here",
+                        store->path);
+    }
+    if (to_write && store->flags & RST_OPEN_READ_ONLY) {
+        return rst_fail(error, RST_ERR_READ_ONLY, NULL, "%s was opened read-only", store->path);
+    }
+    return RST_OK;
+}
+
+int rst_fail_lmdb(rst_error *error, int result, const char *what)
+{
+    switch (result) {
+    case MDB_MAP_FULL:
+    case MDB_TXN_FULL:
+        return rst_fail(error, RST_ERR_FULL, NULL, "%s: the store is at capacity", what);
+    case MDB_READERS_FULL:
+        return rst_fail(error, RST_ERR_READERS, NULL,
+                        "%s: every reader slot is taken: close snapshots, or create the store with "
+                        "more (reader_count, rollstore create --readers)",
+                        what);
+    case MDB_VERSION_MISMATCH:
+        return rst_fail(error, RST_ERR_VERSION, NULL, "%s: the files were written by another LMDB",
+                        what);
+    case MDB_INVALID:
+        return rst_fail(error, RST_ERR_NOT_STORE, NULL, "%s: not an LMDB environment", what);
+    case MDB_CORRUPTED:
+    case MDB_PAGE_NOTFOUND:
+    case MDB_PANIC:
+    case MDB_BAD_TXN:
+    case MDB_BAD_VALSIZE:
+    case MDB_INCOMPATIBLE:
+        return rst_fail(error, RST_ERR_CORRUPT, NULL, "%s: %s", what, mdb_strerror(result));
+    case EACCES:
+    case EPERM:
+    case EROFS:
+        return rst_fail_system(error, RST_ERR_PERMISSION, result, "%s", what);
+    case ENOSPC:
+    case EDQUOT:
+        return rst_fail_system(error, RST_ERR_NO_SPACE, result, "%s", what);
+    case ENOMEM:
+        return rst_fail_system(error, RST_ERR_MEMORY, result, "%s", what);
+    default:
+        if (result > 0) {
+            return rst_fail_system(error, RST_ERR_IO, result, "%s", what);
+        }
+        return rst_fail(error, RST_ERR_IO, NULL, "%s: %s", what, mdb_strerror(result));
+    }
+}
+
+/* ---------------------------------------------------------------- LMDB environments */
+
+enum { DATABASE_COUNT = 6 };
+
+int rst_lmdb_open(const char *path, unsigned flags, unsigned reader_count, mode_t mode,
+                  uint64_t map_size, MDB_env **out, rst_error *error)
+{
+    MDB_env *lmdb;
+    int result = mdb_env_create(&lmdb);
+    if (result) {
+        return rst_fail_lmdb(error, result, "opening");
+    }
+    mdb_env_set_maxdbs(lmdb, DATABASE_COUNT);
+    mdb_env_set_maxreaders(lmdb, reader_count);
+    if (map_size) {
+        mdb_env_set_mapsize(lmdb, (size_t)map_size);
+    }
+    /* Snapshots move between threads: no thread-local reader slots. */
+    result = mdb_env_open(lmdb, path, flags | MDB_NOTLS, mode);
+    if (result) {
+        mdb_env_close(lmdb);
+        char what[PATH_MAX + 16];
+        snprintf(what, sizeof what, "opening %s", path);
+        return rst_fail_lmdb(error, result, what);
+    }
+    int fd;
+    if (mdb_env_get_fd(lmdb, &fd) == 0) {
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+    }
+    *out = lmdb;
+    return RST_OK;
+}
+
+int rst_open_databases(rst_env *env, MDB_txn *txn, unsigned flags, rst_error *error)
+{
+    const struct {
+        const char *name;
+        MDB_dbi *dbi;
+    } databases[DATABASE_COUNT] = {
+        {"meta", &env->meta},   {"sessions", &env->sessions},   {"turns", &env->turns},
+        {"ready", &env->ready}, {"consumers", &env->consumers}, {"leases", &env->leases},
+    };
+    for (int i = 0; i < DATABASE_COUNT; i++) {
+        int result = mdb_dbi_open(txn, databases[i].name, flags, databases[i].dbi);
+        if (result == MDB_NOTFOUND || result == MDB_INCOMPATIBLE) {
+            return rst_fail(error, RST_ERR_NOT_STORE, "path",
+                            "an LMDB environment, but not a rollstore: it has no database \"%s\"",
+                            databases[i].name);
+        }
+        if (result) {
+            return rst_fail_lmdb(error, result, "opening the databases");
+        }
+    }
+    return RST_OK;
+}
+
+/* The file must hold every page that LMDB's meta page speaks of, or reading one is a SIGBUS. */
+static int check_file_holds_pages(rst_env *env, rst_error *error)
+{
+    MDB_envinfo info;
+    MDB_stat stat;
+    struct stat file;
+    int fd;
+    mdb_env_info(env->lmdb, &info);
+    mdb_env_stat(env->lmdb, &stat);
+    if (mdb_env_get_fd(env->lmdb, &fd) != 0 || fstat(fd, &file) != 0) {
+        return rst_fail_errno(error, "looking at", "the data file");
+    }
+    uint64_t needed = ((uint64_t)info.me_last_pgno + 1) * stat.ms_psize;
+    if ((uint64_t)file.st_size < needed || info.me_mapsize < needed) {
+        return rst_fail(error, RST_ERR_CORRUPT, "path",
+                        "the data file was cut: %lld bytes, its pages need %llu",
+                        (long long)file.st_size, (unsigned long long)needed);
+    }
+    env->device = file.st_dev;
+    env->inode = file.st_ino;
+    env->map = info.me_mapaddr;
+    env->map_size = info.me_mapsize;
+    return RST_OK;
+}
+
+/* Read what an existing store says of itself. */
+static int load(rst_env *env, rst_error *error)
+{
+    int code = check_file_holds_pages(env, error);
+    if (code) {
+        return code;
+    }
+    MDB_txn *txn;
+    int result = mdb_txn_begin(env->lmdb, NULL, MDB_RDONLY, &txn);
+    if (result == MDB_READERS_FULL) {
+        int dead;
+        mdb_reader_check(env->lmdb, &dead);
+        result = mdb_txn_begin(env->lmdb, NULL, MDB_RDONLY, &txn);
+    }
+    if (result) {
+        return rst_fail_lmdb(error, result, "opening");
+    }
+    code = rst_open_databases(env, txn, 0, error);
+    if (!code) {
+        code = rst_read_format(txn, env->meta, &env->format, error);
+    }
+    if (code) {
+        mdb_txn_abort(txn);
+        return code;
+    }
+    mdb_txn_commit(txn); /* keeps the database handles */
+    env->capacity_pages = env->format.capacity_size / env->format.page_size;
+    return RST_OK;
+}
+
+static void env_free(rst_env *env)
+{
+    if (env->lmdb) {
+        mdb_env_close(env->lmdb);
+    }
+    free((void *)env->checked);
+    free(env);
+}
+
+/* Opening for writing lets LMDB stretch the file: so a file that is none of ours is found out
+ * read-only first. */
+static int probe(const char *path, rst_format_entry *format, rst_error *error)
+{
+    rst_env env = {0};
+    int code = rst_lmdb_open(path, MDB_RDONLY, RST_READER_COUNT_DEFAULT, 0600, 0, &env.lmdb, error);
+    if (!code) {
+        code = load(&env, error);
+        mdb_env_close(env.lmdb);
+        *format = env.format;
+    }
+    return code;
+}
+
+int rst_allocate_data(MDB_env *lmdb, uint64_t size, const char *path, rst_error *error)
+{
+    int fd;
+    mdb_env_get_fd(lmdb, &fd);
+    return rst_allocate_file(fd, size, path, error);
+}
+
+static int open_for_writing(const char *path, rst_env *env, rst_error *error)
+{
+    rst_format_entry format;
+    int code = probe(path, &format, error);
+    if (!code) {
+        code = rst_check_limits(format.map_size, error);
+    }
+    if (!code) {
+        code = rst_lmdb_open(path, MDB_WRITEMAP, format.reader_count, 0600, format.map_size,
+                             &env->lmdb, error);
+    }
+    /* A copied or restored file may have holes; a hole met through the map on a full file system is
+     * a SIGBUS. */
+    if (!code) {
+        code = rst_allocate_data(env->lmdb, format.map_size, path, error);
+    }
+    if (!code) {
+        code = load(env, error);
+    }
+    if (!code && env->format.durability != RST_DURABILITY_FULL) {
+        mdb_env_set_flags(env->lmdb, MDB_NOSYNC, 1);
+    }
+    return code;
+}
+
+static int env_open(const char *path, bool read_only, rst_env **out, rst_error *error)
+{
+    rst_env *env = calloc(1, sizeof *env);
+    if (!env) {
+        return rst_fail(error, RST_ERR_MEMORY, NULL, "no memory");
+    }
+    env->read_only = read_only;
+    env->generation = atomic_load(&rst_fork_generation);
+    int code;
+    if (read_only) {
+        code =
+            rst_lmdb_open(path, MDB_RDONLY, RST_READER_COUNT_DEFAULT, 0600, 0, &env->lmdb, error);
+        if (!code) {
+            code = load(env, error);
+        }
+    } else {
+        code = open_for_writing(path, env, error);
+    }
+    if (!code && !read_only && env->format.durability == RST_DURABILITY_INTERVAL) {
+        code = rst_syncer_start(env, error);
+    }
+    if (code) {
+        env_free(env);
+        return code;
+    }
+    *out = env;
+    return RST_OK;
+}
+
+/* ---------------------------------------------------------------- handles */
+
+static rst_env *find_env(const struct stat *file)
+{
+    for (rst_env *env = list; env; env = env->next) {
+        if (env->device == file->st_dev && env->inode == file->st_ino) {
+            return env;
+        }
+    }
+    return NULL;
+}
+
+/* With list_lock held. */
+static int acquire(const char *path, unsigned flags, const struct stat *file, rst_env **out,
+                   rst_error *error)
+{
+    bool read_only = flags & RST_OPEN_READ_ONLY;
+    rst_env *env = find_env(file);
+    if (env && env->read_only && !read_only) {
+        return rst_fail(error, RST_ERR_BUSY, NULL,
+                        "this process has %s open read-only already: close that first, or open for "
+                        "writing before",
+                        path);
+    }
+    if (!env) {
+        int code = env_open(path, read_only, &env, error);
+        if (code) {
+            return code;
+        }
+        env->next = list;
+        list = env;
+    }
+    env->handles++;
+    *out = env;
+    return RST_OK;
+}
+
+static int find_or_create(const char *path, unsigned flags, const rst_create_options *options,
+                          struct stat *file, rst_error *error)
+{
+    char data[PATH_MAX];
+    int code = rst_path_join(data, path, RST_DATA_FILE, error);
+    if (!code) {
+        code = rst_check_no_planted_link(path, error);
+    }
+    if (code) {
+        return code;
+    }
+    code = rst_check_data_file(data, file, error);
+    if (code == RST_OK && flags & RST_OPEN_EXCLUSIVE) {
+        return rst_fail(error, RST_ERR_EXISTS, "path", "there is a store at %s already", path);
+    }
+    if (code == RST_ERR_NOT_STORE && flags & RST_OPEN_CREATE && access(data, F_OK) != 0) {
+        code = rst_create(path, flags, options, error);
+        if (!code) {
+            code = rst_check_data_file(data, file, error);
+        }
+    }
+    if (!code) {
+        code = rst_check_file_system(path, error);
+    }
+    return code;
+}
+
+int rst_store_open(const char *path, unsigned flags, const rst_create_options *options,
+                   rst_store **out, rst_error *error)
+{
+    static pthread_once_t once = PTHREAD_ONCE_INIT;
+    pthread_once(&once, watch_forks);
+    rst_error_clear(error);
+    *out = NULL;
+    const unsigned known =
+        RST_OPEN_READ_ONLY | RST_OPEN_CREATE | RST_OPEN_EXCLUSIVE | RST_OPEN_GROUP | RST_OPEN_TRUST;
+    if (flags & ~known || (flags & RST_OPEN_READ_ONLY && flags & RST_OPEN_CREATE) ||
+        (flags & RST_OPEN_EXCLUSIVE && !(flags & RST_OPEN_CREATE))) {
+        return rst_fail(error, RST_ERR_ARGUMENT, "flags", "flags 0x%x do not go together", flags);
+    }
+    if (!path || !*path) {
+        return rst_fail(error, RST_ERR_ARGUMENT, "path", "no path was given");
+    }
+    rst_store *store = calloc(1, sizeof *store);
+    char *copy = strdup(path);
+    if (!store || !copy) {
+        free(store);
+        free(copy);
+        return rst_fail(error, RST_ERR_MEMORY, NULL, "no memory");
+    }
+    store->path = copy;
+    store->flags = flags;
+    pthread_mutex_lock(&list_lock);
+    struct stat file;
+    int code = find_or_create(path, flags, options, &file, error);
+    if (!code) {
+        code = acquire(path, flags, &file, &store->env, error);
+    }
+    pthread_mutex_unlock(&list_lock);
+    if (code) {
+        free(copy);
+        free(store);
+        return code;
+    }
+    *out = store;
+    return RST_OK;
+}
+
+static void release_env(rst_env *env)
+{
+    if (--env->handles > 0) {
+        return;
+    }
+    rst_env **at = &list;
+    while (*at != env) {
+        at = &(*at)->next;
+    }
+    *at = env->next;
+    rst_syncer_stop(env);
+    env_free(env);
+}
+
+int rst_store_close(rst_store *store, rst_error *error)
+{
+    rst_error_clear(error);
+    if (!store) {
+        return RST_OK;
+    }
+    bool inherited = rst_store_usable(store, false, NULL) != RST_OK;
+    unsigned open = atomic_load(&store->snapshots);
+    if (open > 0 && !inherited) {
+        return rst_fail(error, RST_ERR_BUSY, NULL, "%s has %u open snapshot%s: close %s first",
+                        store->path, open, open == 1 ? "" : "s", open == 1 ? "it" : "them");
+    }
+    if (!inherited) {
+        pthread_mutex_lock(&list_lock);
+        release_env(store->env);
+        pthread_mutex_unlock(&list_lock);
+    }
+    free(store->path);
+    free(store);
+    return RST_OK;
+}
+
+const char *rst_store_path(const rst_store *store)
+{
+    return store->path;
+}
+
+int rst_store_map(rst_store *store, const void **map, size_t *map_size, rst_error *error)
+{
+    rst_error_clear(error);
+    int code = rst_store_usable(store, false, error);
+    if (!code) {
+        *map = store->env->map;
+        *map_size = store->env->map_size;
+    }
+    return code;
+}

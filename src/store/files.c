@@ -1,0 +1,218 @@
+/* The store's folder: where it may stand, how its files are made, and that they are what they seem.
+ */
+#include "files.h"
+
+#include <errno.h>
+#include <fcntl.h>
+#include <limits.h>
+#include <linux/falloc.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/resource.h>
+#include <sys/stat.h>
+#include <sys/vfs.h>
+#include <unistd.h>
+
+int rst_path_join(char out[PATH_MAX], const char *folder, const char *name, rst_error *error)
+{
+    int length = snprintf(out, PATH_MAX, "%s/%s", folder, name);
+    if (length < 0 || length >= PATH_MAX) {
+        return rst_fail(error, RST_ERR_ARGUMENT, "path", "the path is longer than %d bytes",
+                        PATH_MAX);
+    }
+    return RST_OK;
+}
+
+int rst_fail_errno(rst_error *error, const char *doing, const char *path)
+{
+    int system = errno;
+    int code = RST_ERR_IO;
+    switch (system) {
+    case ENOENT:
+    case ENOTDIR:
+        code = RST_ERR_NOT_STORE;
+        break;
+    case EACCES:
+    case EPERM:
+    case EROFS:
+        code = RST_ERR_PERMISSION;
+        break;
+    case ENOSPC:
+    case EDQUOT:
+    case EFBIG:
+        code = RST_ERR_NO_SPACE;
+        break;
+    case EEXIST:
+    case ENOTEMPTY:
+        code = RST_ERR_EXISTS;
+        break;
+    case ENOMEM:
+        code = RST_ERR_MEMORY;
+        break;
+    default:
+        break;
+    }
+    return rst_fail_system(error, code, system, "%s %s", doing, path);
+}
+
+/* Names of file systems whose mappings are not shared between hosts, or lock only by courtesy of a
+ * daemon.  The numbers are Linux's (linux/magic.h and the file systems' own sources). */
+static const char *remote_file_system(unsigned long type)
+{
+    switch (type) {
+    case 0x6969:
+        return "NFS";
+    case 0x517B:
+    case 0xFE534D42:
+    case 0xFF534D42:
+        return "SMB";
+    case 0x01021997:
+        return "9P";
+    case 0x00C36400:
+        return "Ceph";
+    case 0x0BD00BD0:
+        return "Lustre";
+    case 0x47504653:
+        return "GPFS";
+    case 0x5346414F:
+        return "AFS";
+    case 0x65735546:
+        return "FUSE";
+    default:
+        return NULL;
+    }
+}
+
+int rst_check_file_system(const char *folder, rst_error *error)
+{
+    struct statfs info;
+    if (statfs(folder, &info) != 0) {
+        return rst_fail_errno(error, "looking at the file system of", folder);
+    }
+    const char *remote = remote_file_system((unsigned long)info.f_type & 0xFFFFFFFFul);
+    if (remote) {
+        return rst_fail(
+            error, RST_ERR_FILESYSTEM, "path",
+            "%s is on a %s file system, whose mappings and locks processes do not share "
+            "reliably: use /dev/shm or a local disk",
+            folder, remote);
+    }
+    return RST_OK;
+}
+
+/* In a folder that everybody can write to, anybody could have put the link there. */
+int rst_check_no_planted_link(const char *path, rst_error *error)
+{
+    struct stat info;
+    if (lstat(path, &info) != 0 || !S_ISLNK(info.st_mode)) {
+        return RST_OK; /* absence is reported by whoever opens it */
+    }
+    char parent[PATH_MAX];
+    snprintf(parent, sizeof parent, "%s", path);
+    size_t end = strlen(parent);
+    while (end > 1 && parent[end - 1] == '/') {
+        parent[--end] = '\0';
+    }
+    char *slash = strrchr(parent, '/');
+    if (!slash) {
+        strcpy(parent, ".");
+    } else {
+        slash[slash == parent ? 1 : 0] = '\0';
+    }
+    struct stat folder;
+    if (stat(parent, &folder) == 0 && (folder.st_mode & S_IWOTH)) {
+        return rst_fail(error, RST_ERR_PERMISSION, "path",
+                        "%s is a symbolic link in a folder that everybody can write to: name the "
+                        "store itself",
+                        path);
+    }
+    return RST_OK;
+}
+
+int rst_check_data_file(const char *data, struct stat *info, rst_error *error)
+{
+    if (lstat(data, info) != 0) {
+        if (errno == ENOENT || errno == ENOTDIR) {
+            return rst_fail(error, RST_ERR_NOT_STORE, "path",
+                            "there is no store here: %s is missing", data);
+        }
+        return rst_fail_errno(error, "looking at", data);
+    }
+    if (!S_ISREG(info->st_mode)) {
+        return rst_fail(error, RST_ERR_NOT_STORE, "path", "%s is not a regular file", data);
+    }
+    if (info->st_size < 8192) {
+        return rst_fail(error, RST_ERR_NOT_STORE, "path", "%s is no LMDB file: %lld bytes", data,
+                        (long long)info->st_size);
+    }
+    return RST_OK;
+}
+
+/* A process over its file-size limit is not told by an error but killed by SIGXFSZ: look first. */
+static int check_size_limit(uint64_t size, rst_error *error)
+{
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_FSIZE, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        limit.rlim_cur < size) {
+        return rst_fail(error, RST_ERR_NO_SPACE, "capacity",
+                        "the store needs a file of %llu bytes, and this process may write files of "
+                        "%llu (ulimit -f)",
+                        (unsigned long long)size, (unsigned long long)limit.rlim_cur);
+    }
+    return RST_OK;
+}
+
+int rst_check_limits(uint64_t size, rst_error *error)
+{
+    int code = check_size_limit(size, error);
+    if (code) {
+        return code;
+    }
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) == 0 && limit.rlim_cur != RLIM_INFINITY &&
+        limit.rlim_cur < size) {
+        return rst_fail(error, RST_ERR_MEMORY, "capacity",
+                        "the store maps %llu bytes, and this process may have an address space of "
+                        "%llu (ulimit -v)",
+                        (unsigned long long)size, (unsigned long long)limit.rlim_cur);
+    }
+    return RST_OK;
+}
+
+int rst_allocate_file(int fd, uint64_t size, const char *path, rst_error *error)
+{
+    struct stat info;
+    if (fstat(fd, &info) != 0) {
+        return rst_fail_errno(error, "looking at", path);
+    }
+    if ((uint64_t)info.st_size >= size && (uint64_t)info.st_blocks * 512 >= size) {
+        return RST_OK;
+    }
+    int code = check_size_limit(size, error);
+    if (code) {
+        return code;
+    }
+    /* In pieces, so that a signal is answered soon; what is allocated already costs nothing again.
+     */
+    const uint64_t piece = UINT64_C(256) << 20;
+    for (uint64_t at = 0; at < size;) {
+        uint64_t length = size - at < piece ? size - at : piece;
+        if (fallocate(fd, 0, (off_t)at, (off_t)length) == 0) {
+            at += length;
+        } else if (errno == ENOSPC || errno == EDQUOT) {
+            struct statfs space = {0};
+            fstatfs(fd, &space);
+            return rst_fail_system(
+                error, RST_ERR_NO_SPACE, errno,
+                "%s needs %llu bytes, its file system has %llu of %llu left: choose a smaller "
+                "capacity or a larger file system (containers often have a /dev/shm of 64 MB)",
+                path, (unsigned long long)size,
+                (unsigned long long)space.f_bavail * (unsigned long long)space.f_bsize,
+                (unsigned long long)space.f_blocks * (unsigned long long)space.f_bsize);
+        } else if (errno != EINTR) {
+            return rst_fail_errno(error, "allocating the space of", path);
+        }
+    }
+    return RST_OK;
+}
