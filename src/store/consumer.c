@@ -74,7 +74,7 @@ int rst_read_consumer(MDB_txn *txn, const rst_env *env, const rst_consumer_name 
     int result = mdb_get(txn, env->consumers, &key, &value);
     if (result == MDB_NOTFOUND) {
         char shown[RST_SHOWN_ID_SIZE];
-        return rst_fail(error, RST_ERR_NOT_FOUND, "name", "there is no consumer %s",
+        return rst_fail(error, RST_ERR_NOT_FOUND, "name", "there is no consumer \"%s\"",
                         rst_shown_id(name->bytes, name->size, shown));
     }
     if (result) {

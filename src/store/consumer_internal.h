@@ -113,4 +113,62 @@ typedef struct rst_holder_cache {
 bool rst_lease_ended(const rst_lease_entry *lease, const rst_holder *self, rst_holder_cache *cache,
                      int64_t now_ns);
 
+/* The end of a lease of lease_ms that begins at now_ns, CLOCK_BOOTTIME. */
+int64_t rst_lease_expiry(int64_t now_ns, int64_t lease_ms);
+
+/* Put the default in place of 0.  RST_ERR_ARGUMENT below it. */
+int rst_check_lease_ms(int64_t *lease_ms, rst_error *error);
+
+/* ---------------------------------------------------------------- places
+ * What they mean stands in consumer_place.c. */
+
+typedef struct rst_place_header {
+    uint32_t magic;
+    uint16_t version;
+    uint16_t header_size; /* bytes: 88 */
+    uint64_t checksum;    /* XXH3-64, seed 0, of the bytes from 16 on */
+    uint8_t store_id[16];
+    uint8_t consumer_key[RST_KEY_SIZE];
+    uint64_t epoch;
+    uint64_t settled;
+    uint64_t next;
+    uint64_t limit; /* the sequence number that the next sealed session would get */
+    uint64_t run_count;
+} rst_place_header;
+
+RST_STATIC_ASSERT(sizeof(rst_place_header) == 88, "layout");
+RST_STATIC_ASSERT(offsetof(rst_place_header, store_id) == 16, "layout");
+
+typedef struct rst_place_run {
+    uint64_t begin;
+    uint64_t end; /* the first number that is not in it */
+} rst_place_run;
+
+typedef struct rst_taken_place {
+    rst_place_header header;
+    const unsigned char *runs; /* not aligned */
+} rst_taken_place;
+
+/* Check the bytes of a place as far as that needs no store; out->runs points into them. */
+int rst_check_place(const void *bytes, size_t size, const rst_consumer_name *name,
+                    rst_taken_place *out, rst_error *error);
+
+/* What only the store can tell: that it is the one, and not an older copy of it. */
+int rst_check_place_store(const rst_taken_place *of, const rst_write *write, rst_error *error);
+
+int rst_bad_place(rst_error *error, const char *why); /* RST_ERR_ARGUMENT */
+
+rst_place_run rst_place_run_at(const rst_taken_place *of, uint64_t index);
+
+/* The first number after all that are in the place. */
+uint64_t rst_place_end(const rst_taken_place *of);
+
+/* Whether numbers, asked for in ascending order, are in the place. */
+typedef struct rst_place_walk {
+    const rst_taken_place *of;
+    uint64_t index;
+} rst_place_walk;
+
+bool rst_in_place(rst_place_walk *walk, uint64_t sequence);
+
 #endif

@@ -48,7 +48,7 @@ static int check_consumer(MDB_txn *txn, const rst_env *env, const MDB_val *key,
         return code;
     }
     char shown[RST_SHOWN_ID_SIZE];
-    return rst_fail(error, RST_ERR_HELD, "session", "session number %llu %s consumer %s",
+    return rst_fail(error, RST_ERR_HELD, "session", "session number %llu %s consumer \"%s\"",
                     (unsigned long long)sequence, words[state],
                     error ? rst_shown_id(name, consumer.name_size, shown) : "");
 }
@@ -135,7 +135,7 @@ static int first_waiting(MDB_txn *txn, const rst_env *env, uint64_t *sequence, r
 static int find_batch_in(rst_snapshot *snapshot, batch *out, size_t max, rst_error *error)
 {
     const rst_env *env = snapshot->store->env;
-    uint64_t end;
+    uint64_t end = 0;
     rst_ready_cursor ready;
     int code = first_waiting(snapshot->txn, env, &end, error);
     if (code == RST_OK) {
