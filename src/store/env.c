@@ -171,8 +171,27 @@ static int check_file_holds_pages(rst_env *env, rst_error *error)
     }
     env->device = file.st_dev;
     env->inode = file.st_ino;
-    env->map = info.me_mapaddr;
     env->map_size = info.me_mapsize;
+    return RST_OK;
+}
+
+/* LMDB does not tell where its map begins.  Each of its pages begins with its own number, so the
+ * page that any value lies in tells. */
+static int find_map(rst_env *env, MDB_txn *txn, rst_error *error)
+{
+    MDB_val key = {sizeof RST_META_KEY_FORMAT - 1, (void *)(uintptr_t)RST_META_KEY_FORMAT};
+    MDB_val value;
+    int result = mdb_get(txn, env->meta, &key, &value);
+    if (result) {
+        return rst_fail_lmdb(error, result, "opening");
+    }
+    uintptr_t page = (uintptr_t)value.mv_data / env->format.page_size * env->format.page_size;
+    uint64_t number;
+    memcpy(&number, (const void *)page, sizeof number);
+    if (number > env->map_size / env->format.page_size) {
+        return rst_fail(error, RST_ERR_CORRUPT, "path", "a page of the data file has no number");
+    }
+    env->map = (const unsigned char *)(page - number * env->format.page_size);
     return RST_OK;
 }
 
@@ -196,6 +215,9 @@ static int load(rst_env *env, rst_error *error)
     code = rst_open_databases(env, txn, 0, error);
     if (!code) {
         code = rst_read_format(txn, env->meta, &env->format, error);
+    }
+    if (!code) {
+        code = find_map(env, txn, error);
     }
     if (code) {
         mdb_txn_abort(txn);

@@ -6,6 +6,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <linux/falloc.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -180,18 +181,86 @@ int rst_check_limits(uint64_t size, rst_error *error)
     return RST_OK;
 }
 
+/* One number that follows `label` in a small file; false when it cannot be had. */
+static bool read_number(const char *path, const char *label, uint64_t *number)
+{
+    char text[4096];
+    FILE *file = fopen(path, "re");
+    if (!file) {
+        return false;
+    }
+    size_t size = fread(text, 1, sizeof text - 1, file);
+    fclose(file);
+    text[size] = '\0';
+    const char *at = strstr(text, label);
+    char *end = NULL;
+    if (at) {
+        at += strlen(label);
+        *number = strtoull(at, &end, 10);
+    }
+    return at && end != at;
+}
+
+/* Bytes that may still be allocated.  A tmpfs gives away memory that the machine or the container
+ * does not have, and the process that touches it is killed: so its own limit is not the only one.
+ */
+static uint64_t room_of(int fd, uint64_t *total)
+{
+    struct statfs space;
+    if (fstatfs(fd, &space) != 0) {
+        *total = 0;
+        return UINT64_MAX;
+    }
+    uint64_t block = (uint64_t)space.f_bsize;
+    uint64_t room = (uint64_t)space.f_bavail * block;
+    *total = (uint64_t)space.f_blocks * block;
+    if ((unsigned long)space.f_type != 0x01021994) { /* TMPFS_MAGIC */
+        return room;
+    }
+    uint64_t kilobytes;
+    if (read_number("/proc/meminfo", "MemAvailable:", &kilobytes) && kilobytes * 1024 < room) {
+        room = kilobytes * 1024;
+    }
+    uint64_t most;
+    uint64_t used;
+    if (read_number("/sys/fs/cgroup/memory.max", "", &most) &&
+        read_number("/sys/fs/cgroup/memory.current", "", &used)) {
+        uint64_t left = most > used ? most - used : 0;
+        room = left < room ? left : room;
+    }
+    return room;
+}
+
+static int say_no_space(int fd, uint64_t size, const char *path, int system, rst_error *error)
+{
+    uint64_t total;
+    uint64_t room = room_of(fd, &total);
+    return rst_fail_system(error, RST_ERR_NO_SPACE, system,
+                           "%s needs %llu bytes, its file system of %llu can give %llu: choose a "
+                           "smaller capacity or a "
+                           "larger file system (containers often have a /dev/shm of 64 MB)",
+                           path, (unsigned long long)size, (unsigned long long)total,
+                           (unsigned long long)room);
+}
+
 int rst_allocate_file(int fd, uint64_t size, const char *path, rst_error *error)
 {
     struct stat info;
     if (fstat(fd, &info) != 0) {
         return rst_fail_errno(error, "looking at", path);
     }
-    if ((uint64_t)info.st_size >= size && (uint64_t)info.st_blocks * 512 >= size) {
+    uint64_t has = (uint64_t)info.st_blocks * 512;
+    if ((uint64_t)info.st_size >= size && has >= size) {
         return RST_OK;
     }
     int code = check_size_limit(size, error);
     if (code) {
         return code;
+    }
+    /* Asked before, since filling a file system up to the brim harms everybody else on it. */
+    uint64_t total;
+    if (has < size && size - has > room_of(fd, &total)) {
+        return say_no_space(fd, size, path, ENOSPC, error);
     }
     /* In pieces, so that a signal is answered soon; what is allocated already costs nothing again.
      */
@@ -201,15 +270,7 @@ int rst_allocate_file(int fd, uint64_t size, const char *path, rst_error *error)
         if (fallocate(fd, 0, (off_t)at, (off_t)length) == 0) {
             at += length;
         } else if (errno == ENOSPC || errno == EDQUOT) {
-            struct statfs space = {0};
-            fstatfs(fd, &space);
-            return rst_fail_system(
-                error, RST_ERR_NO_SPACE, errno,
-                "%s needs %llu bytes, its file system has %llu of %llu left: choose a smaller "
-                "capacity or a larger file system (containers often have a /dev/shm of 64 MB)",
-                path, (unsigned long long)size,
-                (unsigned long long)space.f_bavail * (unsigned long long)space.f_bsize,
-                (unsigned long long)space.f_blocks * (unsigned long long)space.f_bsize);
+            return say_no_space(fd, size, path, errno, error);
         } else if (errno != EINTR) {
             return rst_fail_errno(error, "allocating the space of", path);
         }

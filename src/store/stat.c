@@ -79,7 +79,8 @@ int rst_store_stat(rst_store *store, rst_stat *out, rst_error *error)
     mdb_env_info(env->lmdb, &info);
     mdb_stat(snapshot->txn, env->sessions, &sessions);
     uint64_t last = rst_snapshot_id(snapshot);
-    uint64_t oldest = r.oldest_transaction < last ? r.oldest_transaction : last;
+    /* What the last commit freed is free too: it only has to wait for the next one. */
+    uint64_t oldest = r.oldest_transaction < last ? r.oldest_transaction : last + 1;
     uint64_t free_pages = 0;
     uint64_t pinned = 0;
     code = rst_read_totals(snapshot->txn, env, &out->totals, error);
