@@ -140,15 +140,35 @@ static int check_trimmed(const measuring *m, const rst_walk *walk, const rst_tur
     return RST_OK;
 }
 
-/* Walk all of the session's turns and keep the longest sample of its first ones that fits.  Those
- * left out are checked too, so that whether a session is sound does not depend on token_max. */
+/* Do all turns together give what the session's entry says?  Damage to the last turn's counts would
+ * not show otherwise: no turn follows that they have to fit. */
+static int check_totals(const measuring *m, const rst_walk *walk, rst_error *error)
+{
+    const rst_session *s = walk->session;
+    uint64_t generated_count = m->sample.generated_count + m->sample.trimmed_count;
+    if (walk->sequence_count != s->sequence_count || generated_count != s->generated_count ||
+        m->sample.topk != s->topk) {
+        char id[RST_SHOWN_ID_SIZE];
+        return rst_fail(error, RST_ERR_CORRUPT, "sessions",
+                        "session \"%s\": its turns make %llu tokens, of which %llu generated, with "
+                        "%u candidates; its entry says %llu, %llu and %u",
+                        shown(walk, id), (unsigned long long)walk->sequence_count,
+                        (unsigned long long)generated_count, m->sample.topk,
+                        (unsigned long long)s->sequence_count,
+                        (unsigned long long)s->generated_count, s->topk);
+    }
+    return RST_OK;
+}
+
+/* Walk all of the session's turns and keep the longest sample of its first ones that fits: with
+ * turn_count 0 when none does.  Those left out are checked too, so that whether a session is sound
+ * does not depend on token_max. */
 static int measure_turns(rst_snapshot *snapshot, const rst_session *session,
                          const rst_sample_options *options, measuring *fits, rst_error *error)
 {
     rst_walk walk = {.snapshot = snapshot, .session = session};
     measuring m = {
         .sample = {.weight_version_min = RST_NO_VERSION, .weight_version_max = RST_NO_VERSION}};
-    uint64_t first_count = 0;
     while (walk.turn < session->turn_count) {
         rst_turn turn;
         int code = rst_walk_next(&walk, &turn, error);
@@ -162,15 +182,26 @@ static int measure_turns(rst_snapshot *snapshot, const rst_session *session,
         if (options->token_max == 0 || m.sample.token_count <= options->token_max) {
             *fits = m;
         }
-        first_count = walk.turn == 1 ? m.sample.token_count : first_count;
     }
+    return check_totals(&m, &walk, error);
+}
+
+static int check_fits(const measuring *fits, const rst_session *session,
+                      const rst_sample_options *options, rst_error *error)
+{
+    char id[RST_SHOWN_ID_SIZE];
     if (fits->sample.turn_count == 0) {
-        char id[RST_SHOWN_ID_SIZE];
         return rst_fail(error, RST_ERR_LIMIT, "token_max",
-                        "session \"%s\": its first turn alone has %llu tokens, at most %llu are "
-                        "wanted",
-                        shown(&walk, id), (unsigned long long)first_count,
+                        "session \"%s\": not even its first turn alone has at most %llu tokens",
+                        rst_shown_id(session->id, session->id_size, id),
                         (unsigned long long)options->token_max);
+    }
+    if (options->topk && fits->sample.topk > options->topk) {
+        return rst_fail(error, RST_ERR_LIMIT, "topk",
+                        "session \"%s\", turn %u: it has %u candidates a token, at most %u are "
+                        "wanted",
+                        rst_shown_id(session->id, session->id_size, id), fits->widest_turn,
+                        fits->sample.topk, options->topk);
     }
     return RST_OK;
 }
@@ -189,16 +220,11 @@ int rst_sample_measure(rst_snapshot *snapshot, const void *session, size_t sessi
     if (!code) {
         code = measure_turns(snapshot, &found, &wanted, &fits, error);
     }
+    if (!code) {
+        code = check_fits(&fits, &found, &wanted, error);
+    }
     if (code) {
         return code;
-    }
-    if (wanted.topk && fits.sample.topk > wanted.topk) {
-        char id[RST_SHOWN_ID_SIZE];
-        return rst_fail(error, RST_ERR_LIMIT, "topk",
-                        "session \"%s\", turn %u: it has %u candidates a token, at most %u are "
-                        "wanted",
-                        rst_shown_id(found.id, found.id_size, id), fits.widest_turn,
-                        fits.sample.topk, wanted.topk);
     }
     *sample = fits.sample;
     sample->topk = wanted.topk ? wanted.topk : sample->topk;
