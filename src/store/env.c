@@ -237,12 +237,23 @@ static void env_free(rst_env *env)
     free(env);
 }
 
+/* LMDB stretches a lock file that has fewer slots than it is asked for, when nobody else has it
+ * open. Before the store's own number is known, ask for one, unless there is no lock file yet. */
+static unsigned slots_to_ask_for(const char *path)
+{
+    char lock[PATH_MAX];
+    struct stat info;
+    bool there = rst_path_join(lock, path, RST_LOCK_FILE, NULL) == RST_OK &&
+                 stat(lock, &info) == 0 && info.st_size > 0;
+    return there ? 1 : RST_READER_COUNT_DEFAULT;
+}
+
 /* Opening for writing lets LMDB stretch the file: so a file that is none of ours is found out
  * read-only first. */
 static int probe(const char *path, rst_format_entry *format, rst_error *error)
 {
     rst_env env = {0};
-    int code = rst_lmdb_open(path, MDB_RDONLY, RST_READER_COUNT_DEFAULT, 0600, 0, &env.lmdb, error);
+    int code = rst_lmdb_open(path, MDB_RDONLY, slots_to_ask_for(path), 0600, 0, &env.lmdb, error);
     if (!code) {
         code = load(&env, error);
         mdb_env_close(env.lmdb);
@@ -293,8 +304,7 @@ static int env_open(const char *path, bool read_only, rst_env **out, rst_error *
     env->generation = atomic_load(&rst_fork_generation);
     int code;
     if (read_only) {
-        code =
-            rst_lmdb_open(path, MDB_RDONLY, RST_READER_COUNT_DEFAULT, 0600, 0, &env->lmdb, error);
+        code = rst_lmdb_open(path, MDB_RDONLY, slots_to_ask_for(path), 0600, 0, &env->lmdb, error);
         if (!code) {
             code = load(env, error);
         }
