@@ -7,9 +7,6 @@
 #include <emmintrin.h>
 #endif
 
-/* The caller's arrays are int32 or float; here they are just patterns. */
-typedef uint32_t __attribute__((may_alias)) pattern32;
-
 /* Below this a run is written the plain way also when the plan streams: aligning and fencing would
  * cost more than the lines' reading. */
 #define STREAM_RUN_SIZE 4096
@@ -54,22 +51,43 @@ static void stream_copy(unsigned char *to, const unsigned char *from, size_t siz
 
 #endif
 
-static bool same_bytes(uint32_t pattern)
+/* Short runs are done in blocks, which compilers keep in a register: rows are too short for calls
+ * of memcpy and memset with sizes that only show at run time. */
+#define BLOCK_SIZE 16
+
+typedef struct block {
+    unsigned char bytes[BLOCK_SIZE];
+} block;
+
+static block block_of(uint32_t pattern)
 {
-    return pattern == (pattern & 0xFF) * UINT32_C(0x01010101);
+    block b;
+    for (size_t i = 0; i < BLOCK_SIZE; i += 4) {
+        memcpy(b.bytes + i, &pattern, 4);
+    }
+    return b;
 }
 
-/* A pattern of four different bytes is only asked for on int32 and float arrays, in whole elements.
- */
-static void fill(unsigned char *to, uint32_t pattern, size_t size)
+/* size: whole elements of 4 bytes. */
+static void copy_row(unsigned char *to, const unsigned char *from, size_t size)
 {
-    if (same_bytes(pattern)) {
-        memset(to, (int)(pattern & 0xFF), size);
-        return;
+    size_t at = 0;
+    for (; at + BLOCK_SIZE <= size; at += BLOCK_SIZE) {
+        memcpy(to + at, from + at, BLOCK_SIZE);
     }
-    pattern32 *out = (pattern32 *)(void *)to;
-    for (size_t i = 0; i < size / 4; i++) {
-        out[i] = pattern;
+    for (; at < size; at += 4) {
+        memcpy(to + at, from + at, 4);
+    }
+}
+
+static void fill_row(unsigned char *to, const block *with, size_t size)
+{
+    size_t at = 0;
+    for (; at + BLOCK_SIZE <= size; at += BLOCK_SIZE) {
+        memcpy(to + at, with->bytes, BLOCK_SIZE);
+    }
+    for (; at < size; at += 4) {
+        memcpy(to + at, with->bytes, 4);
     }
 }
 
@@ -77,12 +95,24 @@ static void widen_rows(const rst_move *move, uint64_t begin, uint64_t end)
 {
     size_t used = move->from_row_size;
     size_t unused = move->to_row_size - used;
+    block with = block_of(move->pattern);
     unsigned char *to = move->to + begin;
     unsigned char *last = move->to + end;
     const unsigned char *from = move->from + begin / move->to_row_size * used;
     for (; to < last; to += move->to_row_size, from += used) {
-        memcpy(to, from, used);
-        fill(to + used, move->pattern, unused);
+        copy_row(to, from, used);
+        fill_row(to + used, &with, unused);
+    }
+}
+
+/* Only the loss mask, whose bytes are alike, has runs of any number of bytes. */
+static void fill(unsigned char *to, uint32_t pattern, size_t size)
+{
+    if (pattern == (pattern & 0xFF) * UINT32_C(0x01010101)) {
+        memset(to, (int)(pattern & 0xFF), size);
+    } else {
+        block with = block_of(pattern);
+        fill_row(to, &with, size);
     }
 }
 
