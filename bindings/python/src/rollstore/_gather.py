@@ -124,8 +124,8 @@ def _grad_rows(
     stats: Sequence[torch.Tensor],
     grad_token: torch.Tensor,
     grad_topk: torch.Tensor,
-) -> torch.Tensor:
-    """The float32 gradient of one chunk of logits; a row that needs none is exactly 0."""
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The float32 gradient of one chunk of logits, and which rows [rows, 1] of it are exactly 0."""
     plan = whole.rows(rows)
     row_max, log_sum = (stat[rows] for stat in stats)
     token_ids = plan.token_ids.unsqueeze(1)
@@ -144,7 +144,7 @@ def _grad_rows(
     grad.scatter_add_(1, plan.topk_ids.clamp(min=0), at_topk)
     # A fill, not a product with 0: a row that needs no gradient may hold NaN.
     idle = (at_token == 0).logical_and_((at_topk == 0).all(dim=1, keepdim=True))
-    return grad.masked_fill_(idle, 0.0)
+    return grad.masked_fill_(idle, 0.0), idle
 
 
 class _Collector:
@@ -194,7 +194,8 @@ class _FromLogits(torch.autograd.Function):
             else torch.empty_like(logits, memory_format=torch.contiguous_format)
         )
         for rows, (part, target) in _chunks(ctx.plan.chunk, logits, grad):
-            target.copy_(_grad_rows(part, rows, ctx.plan, stats, grad_token, grad_topk))
+            rows_grad, _ = _grad_rows(part, rows, ctx.plan, stats, grad_token, grad_topk)
+            target.copy_(rows_grad)
         return grad, None, None
 
 
@@ -231,12 +232,13 @@ class _FromHidden(torch.autograd.Function):
         with _no_autocast(hidden.device):
             for rows, (part, target) in _chunks(ctx.plan.chunk, hidden, grad_hidden):
                 logits = part @ cast_weight.t()
-                grad = _grad_rows(logits, rows, ctx.plan, stats, grad_token, grad_topk)
+                grad, idle = _grad_rows(logits, rows, ctx.plan, stats, grad_token, grad_topk)
                 grad = grad.to(hidden.dtype)
                 if needs_hidden:
                     torch.mm(grad, cast_weight, out=target)
                 if grad_weight is not None:
-                    grad_weight.add_(grad.t() @ part)
+                    # Every row is summed into the weight's, and 0 * NaN would stay there.
+                    grad_weight.add_(grad.t() @ part.masked_fill(idle, 0.0))
         return (
             grad_hidden if needs_hidden else None,
             None if grad_weight is None else grad_weight.to(weight.dtype),
