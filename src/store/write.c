@@ -222,6 +222,67 @@ static uint64_t pages_of(const rst_env *env, size_t value_size)
     return (value_size + RST_VALUE_OFFSET + env->format.page_size - 1) / env->format.page_size;
 }
 
+/* Put a value without its bytes; *page gets the first page it lies in. */
+static int reserve_pages(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint64_t number,
+                         size_t size, unsigned char **out, uint64_t *page, rst_error *error)
+{
+    const rst_env *env = write->store->env;
+    unsigned char turn_key[RST_TURN_KEY_SIZE];
+    rst_turn_key(turn_key, key, number);
+    MDB_val k = {sizeof turn_key, turn_key};
+    MDB_val v = {size, NULL};
+    int result = mdb_put(write->txn, env->turns, &k, &v, MDB_RESERVE);
+    if (result) {
+        return rst_fail_lmdb(error, result, "storing a turn");
+    }
+    *out = v.mv_data;
+    *page = (uint64_t)(*out - env->map) / env->format.page_size;
+    return RST_OK;
+}
+
+static int unreserve(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint64_t number,
+                     rst_error *error)
+{
+    unsigned char turn_key[RST_TURN_KEY_SIZE];
+    rst_turn_key(turn_key, key, number);
+    MDB_val k = {sizeof turn_key, turn_key};
+    int result = mdb_del(write->txn, write->store->env->turns, &k, NULL);
+    return result ? rst_fail_lmdb(error, result, "storing a turn") : RST_OK;
+}
+
+/* Room for a turn below the capacity: the pages over it are kept for releases.  A release may have
+ * used some of those and freed them, and LMDB hands such pages out before it looks at what others
+ * freed.  They are filled meanwhile, under keys that no turn can have, until a page below the
+ * capacity comes or the file would grow. */
+static int reserve_value(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint32_t turn,
+                         size_t size, uint64_t pages, unsigned char **out, rst_error *error)
+{
+    const rst_env *env = write->store->env;
+    MDB_envinfo info;
+    mdb_env_info(env->lmdb, &info);
+    uint64_t filled = 0;
+    uint64_t page;
+    int code = reserve_pages(write, key, turn, size, out, &page, error);
+    while (!code && page + pages > env->capacity_pages) {
+        if (page > info.me_last_pgno) {
+            return rst_fail(error, RST_ERR_FULL, NULL, "the store is at capacity");
+        }
+        unsigned char *unused;
+        code = unreserve(write, key, turn, error);
+        if (!code) {
+            code = reserve_pages(write, key, UINT64_MAX - filled, size, &unused, &page, error);
+            filled++;
+        }
+        if (!code) {
+            code = reserve_pages(write, key, turn, size, out, &page, error);
+        }
+    }
+    for (uint64_t i = 0; i < filled && !code; i++) {
+        code = unreserve(write, key, UINT64_MAX - i, error);
+    }
+    return code;
+}
+
 static int put_value(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint32_t turn,
                      const rst_planned *planned, size_t *stored_size, rst_error *error)
 {
@@ -233,19 +294,10 @@ static int put_value(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint32_t
                         "the turn has %zu bytes, more than the store's whole capacity of %llu",
                         planned->size, (unsigned long long)env->format.capacity_size);
     }
-    unsigned char turn_key[RST_TURN_KEY_SIZE];
-    rst_turn_key(turn_key, key, turn);
-    MDB_val k = {sizeof turn_key, turn_key};
-    MDB_val v = {size, NULL};
-    int result = mdb_put(write->txn, env->turns, &k, &v, MDB_RESERVE);
-    if (result) {
-        return rst_fail_lmdb(error, result, "storing a turn");
-    }
-    /* The pages over the capacity are kept for releases. */
-    unsigned char *out = v.mv_data;
-    uint64_t first_page = (uint64_t)(out - env->map) / env->format.page_size;
-    if (first_page + pages > env->capacity_pages) {
-        return rst_fail(error, RST_ERR_FULL, NULL, "the store is at capacity");
+    unsigned char *out;
+    int code = reserve_value(write, key, turn, size, pages, &out, error);
+    if (code) {
+        return code;
     }
     memcpy(out, planned->bytes, planned->size);
     memset(out + planned->size, 0, size - planned->size);
