@@ -274,7 +274,7 @@ typedef struct rst_consumer_entry {
                                half of each lease_id, so that leases of before are void */
     int64_t created_ns;     /* Unix time */
     int64_t changed_ns;     /* Unix time of its last take, acknowledgement or commit */
-    uint64_t first_open;    /* no entry below it is FREE or HELD; may lag behind */
+    uint64_t first_open;    /* no stored session below it is FREE or HELD; may lag behind */
     uint64_t reserved[2];   /* zero */
 } rst_consumer_entry;
 

@@ -30,8 +30,10 @@ typedef struct taker {
 } taker;
 
 /* Note in leases what came back: sequence, and lease_id and expires_ns as they stand in its entry,
- * so that a renewal before the lock is held is noticed. */
-static int look_back(taker *by, rst_lease_cursor *cursor, look *out, rst_error *error)
+ * so that a renewal before the lock is held is noticed.  What was released by force is passed over;
+ * its entry goes when settled passes it. */
+static int look_back(taker *by, rst_lease_cursor *cursor, rst_ready_cursor *ready, look *out,
+                     rst_error *error)
 {
     int code = RST_OK;
     int64_t now = rst_clock_ns(CLOCK_BOOTTIME);
@@ -39,21 +41,54 @@ static int look_back(taker *by, rst_lease_cursor *cursor, look *out, rst_error *
     while (code == RST_OK && cursor->sequence != RST_SEQUENCE_END && out->back_count < by->max) {
         const rst_lease_entry *entry = &cursor->entry;
         bool held = entry->state == RST_LEASE_HELD;
-        if ((held || entry->state == RST_LEASE_FREE) && !open_seen) {
+        bool open = held || entry->state == RST_LEASE_FREE;
+        if (open) {
+            code = rst_ready_reach(ready, cursor->sequence, error);
+            open = ready->sequence == cursor->sequence;
+        }
+        if (open && !open_seen) {
             out->first_open = cursor->sequence;
             open_seen = true;
         }
-        if (held && !rst_lease_ended(entry, &by->self, &by->cache, now)) {
+        if (open && held && !rst_lease_ended(entry, &by->self, &by->cache, now)) {
             out->wake_ns = entry->expires_ns < out->wake_ns ? entry->expires_ns : out->wake_ns;
-        } else if (held || entry->state == RST_LEASE_FREE) {
+        } else if (open) {
             by->leases[out->back_count++] = (rst_lease){
                 .sequence = cursor->sequence,
                 .lease_id = entry->lease_id,
                 .expires_ns = entry->expires_ns,
             };
         }
-        code = rst_lease_step(cursor, error);
+        if (code == RST_OK) {
+            code = rst_lease_step(cursor, error);
+        }
     }
+    return code;
+}
+
+/* What came back, and whether there is something new. */
+static int look_at_sessions(taker *by, rst_snapshot *snapshot, const rst_consumer_entry *consumer,
+                            look *out, rst_error *error)
+{
+    const rst_env *env = by->store->env;
+    uint64_t from =
+        consumer->first_open > consumer->settled ? consumer->first_open : consumer->settled;
+    rst_lease_cursor leases;
+    rst_ready_cursor ready;
+    int code = rst_lease_open(snapshot->txn, env, by->name.key, from, &leases, error);
+    if (code) {
+        return code;
+    }
+    code = rst_ready_open(snapshot->txn, env, from, &ready, error);
+    if (code == RST_OK) {
+        code = look_back(by, &leases, &ready, out, error);
+        if (code == RST_OK) {
+            code = rst_ready_seek(&ready, consumer->next, error);
+            out->fresh = ready.sequence != RST_SEQUENCE_END;
+        }
+        rst_ready_close(&ready);
+    }
+    rst_lease_close(&leases);
     return code;
 }
 
@@ -71,23 +106,7 @@ static int look_in(taker *by, rst_snapshot *snapshot, look *out, rst_error *erro
         .first_open = consumer.next,
         .wake_ns = INT64_MAX,
     };
-    uint64_t from = consumer.first_open > consumer.settled ? consumer.first_open : consumer.settled;
-    rst_lease_cursor leases;
-    code = rst_lease_open(snapshot->txn, env, by->name.key, from, &leases, error);
-    if (code == RST_OK) {
-        code = look_back(by, &leases, out, error);
-        rst_lease_close(&leases);
-    }
-    if (code || out->back_count == by->max) {
-        return code;
-    }
-    rst_ready_cursor ready;
-    code = rst_ready_open(snapshot->txn, env, consumer.next, &ready, error);
-    if (code == RST_OK) {
-        out->fresh = ready.sequence != RST_SEQUENCE_END;
-        rst_ready_close(&ready);
-    }
-    return code;
+    return look_at_sessions(by, snapshot, &consumer, out, error);
 }
 
 static int look_around(taker *by, look *out, rst_error *error)
@@ -111,7 +130,6 @@ typedef struct giving {
     rst_consumer_entry consumer;
     int64_t expires_ns;
     size_t count; /* leases given */
-    bool removed; /* an entry of a released session */
 } giving;
 
 /* Make the entry that of a new lease, and tell the caller. */
@@ -161,9 +179,8 @@ static int give_one_again(giving *to, const rst_lease *found, rst_lease_cursor *
     if (code) {
         return code;
     }
-    if (ready->sequence != leases->sequence) { /* released by force */
-        to->removed = true;
-        return rst_lease_remove(leases, error);
+    if (ready->sequence != leases->sequence) {
+        return RST_OK; /* released by force in between */
     }
     to->consumer.again_count++;
     lease_out(to, leases->sequence, ready->session_key, &leases->entry);
@@ -219,7 +236,7 @@ static int give_new(giving *to, rst_ready_cursor *ready, rst_error *error)
         return code;
     }
     if (!room_for_leases(to->write)) {
-        return to->count > 0 || to->removed
+        return to->count > 0
                    ? RST_OK
                    : rst_fail(error, RST_ERR_FULL, NULL,
                               "the store is at capacity and has no room to lease new sessions: "
@@ -254,7 +271,7 @@ static int give_in(giving *to, const look *found, rst_error *error)
         code = give_new(to, &ready, error);
     }
     rst_ready_close(&ready);
-    if (code || (to->count == 0 && !to->removed)) {
+    if (code || to->count == 0) {
         return code;
     }
     /* Entries change from open to not open only, but for a resume. */
