@@ -201,8 +201,8 @@ def score_centering_loss(
     support: the candidates are all the sampler could choose from (filtered sampling). `p` is then
         normalised over them here (arguments that differ from it by a constant a row, full
         log-probabilities or scaled logits, give the same), and there is no tail: rho = 1 and
-        alpha = f(1), which is what the formula gives when both heads hold all mass. The value of
-        alpha then changes the loss by a constant only: sum_H p_v grad log p_v = 0.
+        alpha = f(1), which is what the formula gives when both heads hold all mass. The gradient
+        does not depend on that alpha, as sum_H p_v grad log p_v is 0.
 
     Returns (loss, metrics): float32 [T] with gradient, and `ScoreCenteringMetrics`.
     Raises TypeError or ValueError that begins with the argument's name: not a tensor, a dtype or
