@@ -16,30 +16,60 @@ static unsigned char *random_bytes(uint64_t *random, size_t size)
     return bytes;
 }
 
+/* Around the size from which a run is streamed, and around whole lines. */
+static const size_t run_sizes[] = {4, 64, 68, 1984, 2044, 2048, 2052, 2112, 2172, 9004};
+#define RUN_COUNT (sizeof run_sizes / sizeof *run_sizes)
+
+static void check_before(const unsigned char *array, size_t shift)
+{
+    for (size_t j = 0; j < shift; j++) {
+        assert_int_equal(array[j], 0x5A);
+    }
+}
+
 static void copies_are_exact_at_every_alignment(void **state)
 {
     (void)state;
     uint64_t random = 1;
-    /* Around the size from which a run is streamed, and around whole lines. */
-    const size_t sizes[] = {1, 4, 63, 64, 65, 4032, 4095, 4096, 4097, 4160, 4223, 9001};
-    unsigned char *from = random_bytes(&random, 9001 + 64);
-    for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+    unsigned char *from = random_bytes(&random, 9100);
+    for (size_t i = 0; i < 2 * RUN_COUNT; i++) {
+        size_t size = run_sizes[i / 2] + model_random(&random, 4);
         for (size_t shift = 0; shift < 64; shift++) {
-            unsigned char *to = guarded_new(sizes[i] + shift);
-            size_t from_shift = model_random(&random, 64);
-            rst_move move = {.kind = RST_MOVE_COPY,
-                             .to = to + shift,
-                             .from = from + from_shift,
-                             .size = sizes[i]};
-            rst_move_run(&move, 0, sizes[i], shift % 2 == 0 || sizes[i] == 4096);
-            assert_memory_equal(to + shift, from + from_shift, sizes[i]);
-            for (size_t j = 0; j < shift; j++) {
-                assert_int_equal(to[j], 0x5A);
-            }
-            guarded_free(to, sizes[i] + shift);
+            unsigned char *to = guarded_new(size + shift);
+            const unsigned char *begin = from + model_random(&random, 64);
+            rst_move move = {.kind = RST_MOVE_COPY, .to = to + shift, .from = begin, .size = size};
+            rst_move_run(&move, 0, size, i % 2);
+            rst_moves_done();
+            assert_memory_equal(to + shift, begin, size);
+            check_before(to, shift);
+            guarded_free(to, size + shift);
         }
     }
     free(from);
+}
+
+static void fills_are_exact_at_every_alignment(void **state)
+{
+    (void)state;
+    const uint32_t patterns[] = {RST_PATTERN_ZERO, RST_PATTERN_NO_ID, RST_PATTERN_NO_PROB,
+                                 0x04030201, RST_PATTERN_MASK};
+    for (size_t i = 0; i < 2 * RUN_COUNT * 5; i++) {
+        uint32_t pattern = patterns[i / 2 % 5];
+        bool bytes = pattern == RST_PATTERN_MASK; /* any address and size */
+        size_t size = run_sizes[i / 10] - bytes;
+        for (size_t shift = 0; shift < 64; shift += bytes ? 1 : 4) {
+            unsigned char *to = guarded_new(size + shift);
+            rst_move move = {
+                .kind = RST_MOVE_FILL, .to = to + shift, .pattern = pattern, .size = size};
+            rst_move_run(&move, 0, size, i % 2);
+            rst_moves_done();
+            for (size_t j = 0; j < size; j++) {
+                assert_int_equal(to[shift + j], pattern >> 8 * (j % 4) & 0xFF);
+            }
+            check_before(to, shift);
+            guarded_free(to, size + shift);
+        }
+    }
 }
 
 /* What a move has to write, byte by byte. */
@@ -167,6 +197,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(copies_are_exact_at_every_alignment),
+        cmocka_unit_test(fills_are_exact_at_every_alignment),
         cmocka_unit_test(a_plan_is_carried_out_whole_by_any_number_of_threads),
         cmocka_unit_test(a_plan_that_streams_is_carried_out_whole),
         cmocka_unit_test(an_empty_plan_does_nothing),

@@ -86,4 +86,8 @@ void rst_plan_run(const rst_plan *plan, unsigned threads);
 uint64_t rst_move_unit(const rst_move *move);
 void rst_move_run(const rst_move *move, uint64_t begin, uint64_t end, bool stream);
 
+/* A thread calls it after its last move: what went around the caches is not ordered by the thread's
+ * end, as other writes are. */
+void rst_moves_done(void);
+
 #endif

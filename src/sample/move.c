@@ -7,49 +7,9 @@
 #include <emmintrin.h>
 #endif
 
-/* Below this a run is written the plain way also when the plan streams: aligning and fencing would
- * cost more than the lines' reading. */
-#define STREAM_RUN_SIZE 4096
-
-#if defined(__SSE2__)
-
-#define LINE_SIZE 64 /* bytes of a cache line: a whole one is written without being read */
-
-static size_t to_line(const unsigned char *at)
-{
-    return (size_t)(-(uintptr_t)at % LINE_SIZE);
-}
-
-static void stream_copy(unsigned char *to, const unsigned char *from, size_t size)
-{
-    size_t head = to_line(to);
-    memcpy(to, from, head);
-    size_t at = head;
-    for (; size - at >= LINE_SIZE; at += LINE_SIZE) {
-        const __m128i *in = (const __m128i *)(const void *)(from + at);
-        __m128i *out = (__m128i *)(void *)(to + at);
-        __m128i a = _mm_loadu_si128(in);
-        __m128i b = _mm_loadu_si128(in + 1);
-        __m128i c = _mm_loadu_si128(in + 2);
-        __m128i d = _mm_loadu_si128(in + 3);
-        _mm_stream_si128(out, a);
-        _mm_stream_si128(out + 1, b);
-        _mm_stream_si128(out + 2, c);
-        _mm_stream_si128(out + 3, d);
-    }
-    memcpy(to + at, from + at, size - at);
-    /* Streamed stores are not ordered by the thread's end as others are. */
-    _mm_sfence();
-}
-
-#else
-
-static void stream_copy(unsigned char *to, const unsigned char *from, size_t size)
-{
-    memcpy(to, from, size);
-}
-
-#endif
+/* Below this a run is written the plain way also when the plan streams: its first and last line,
+ * which are written in part, would cost more than streaming the others saves. */
+#define STREAM_RUN_SIZE 2048
 
 /* Short runs are done in blocks, which compilers keep in a register: rows are too short for calls
  * of memcpy and memset with sizes that only show at run time. */
@@ -116,6 +76,75 @@ static void fill(unsigned char *to, uint32_t pattern, size_t size)
     }
 }
 
+/* ---------------------------------------------------------------- around the caches */
+
+#if defined(__SSE2__)
+
+#define LINE_SIZE 64 /* bytes of a cache line: a whole one is written without being read */
+
+static size_t to_line(const unsigned char *at)
+{
+    return (size_t)(-(uintptr_t)at % LINE_SIZE);
+}
+
+static void stream_line(unsigned char *to, __m128i a, __m128i b, __m128i c, __m128i d)
+{
+    __m128i *out = (__m128i *)(void *)to;
+    _mm_stream_si128(out, a);
+    _mm_stream_si128(out + 1, b);
+    _mm_stream_si128(out + 2, c);
+    _mm_stream_si128(out + 3, d);
+}
+
+static void stream_copy(unsigned char *to, const unsigned char *from, size_t size)
+{
+    size_t at = to_line(to);
+    memcpy(to, from, at);
+    for (; size - at >= LINE_SIZE; at += LINE_SIZE) {
+        const __m128i *in = (const __m128i *)(const void *)(from + at);
+        stream_line(to + at, _mm_loadu_si128(in), _mm_loadu_si128(in + 1), _mm_loadu_si128(in + 2),
+                    _mm_loadu_si128(in + 3));
+    }
+    memcpy(to + at, from + at, size - at);
+}
+
+/* Lines begin at whole elements: arrays of int32 and float are aligned to 4 bytes. */
+static void stream_fill(unsigned char *to, uint32_t pattern, size_t size)
+{
+    __m128i with = _mm_set1_epi32((int)pattern);
+    size_t at = to_line(to);
+    fill(to, pattern, at);
+    for (; size - at >= LINE_SIZE; at += LINE_SIZE) {
+        stream_line(to + at, with, with, with, with);
+    }
+    fill(to + at, pattern, size - at);
+}
+
+void rst_moves_done(void)
+{
+    _mm_sfence();
+}
+
+#else
+
+static void stream_copy(unsigned char *to, const unsigned char *from, size_t size)
+{
+    memcpy(to, from, size);
+}
+
+static void stream_fill(unsigned char *to, uint32_t pattern, size_t size)
+{
+    fill(to, pattern, size);
+}
+
+void rst_moves_done(void)
+{
+}
+
+#endif
+
+/* ---------------------------------------------------------------- moves */
+
 uint64_t rst_move_unit(const rst_move *move)
 {
     return move->kind == RST_MOVE_ROWS ? move->to_row_size : 64;
@@ -124,16 +153,21 @@ uint64_t rst_move_unit(const rst_move *move)
 void rst_move_run(const rst_move *move, uint64_t begin, uint64_t end, bool stream)
 {
     size_t size = (size_t)(end - begin);
+    stream = stream && size >= STREAM_RUN_SIZE;
     switch (move->kind) {
     case RST_MOVE_COPY:
-        if (stream && size >= STREAM_RUN_SIZE) {
+        if (stream) {
             stream_copy(move->to + begin, move->from + begin, size);
         } else {
             memcpy(move->to + begin, move->from + begin, size);
         }
         break;
     case RST_MOVE_FILL:
-        fill(move->to + begin, move->pattern, size);
+        if (stream) {
+            stream_fill(move->to + begin, move->pattern, size);
+        } else {
+            fill(move->to + begin, move->pattern, size);
+        }
         break;
     case RST_MOVE_ROWS:
         widen_rows(move, begin, end);

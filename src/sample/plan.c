@@ -132,14 +132,13 @@ static void run_chunk(const running *r, uint64_t begin, uint64_t end)
 static void *work(void *argument)
 {
     running *r = argument;
-    for (;;) {
-        uint64_t begin = atomic_fetch_add_explicit(&r->next, CHUNK_SIZE, memory_order_relaxed);
-        if (begin >= r->plan->size) {
-            return NULL;
-        }
-        uint64_t left = r->plan->size - begin;
-        run_chunk(r, begin, begin + (left < CHUNK_SIZE ? left : CHUNK_SIZE));
+    uint64_t size = r->plan->size;
+    uint64_t begin;
+    while ((begin = atomic_fetch_add_explicit(&r->next, CHUNK_SIZE, memory_order_relaxed)) < size) {
+        run_chunk(r, begin, size - begin < CHUNK_SIZE ? size : begin + CHUNK_SIZE);
     }
+    rst_moves_done();
+    return NULL;
 }
 
 /* Start up to `count` helpers with the process's signals blocked, so that its handlers keep running
