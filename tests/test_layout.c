@@ -4,6 +4,7 @@
 #include <string.h>
 
 #include "layout/record.h"
+#include "layout/simd.h"
 #include "support.h"
 
 static void complete(rst_record *record, const void **bytes, size_t *size)
@@ -275,6 +276,62 @@ static void an_id_twice_is_found_in_every_pair_of_places(void **state)
     }
 }
 
+/* Each set of wide-register functions that this processor has says what the portable one says. */
+static void every_set_agrees_with_the_portable_one(void **state)
+{
+    (void)state;
+    const char *names[] = {"portable", "avx2", "avx512"};
+    uint64_t seed = 5;
+    for (int n = 0; n < 3; n++) {
+        if (!rst_simd_force(names[n])) {
+            print_message("not run: this processor has no %s\n", names[n]);
+            continue;
+        }
+        const rst_simd *set = rst_simd_active();
+        assert_string_equal(set->name, names[n]);
+        for (uint32_t count = 1; count <= 80; count++) {
+            /* Blocks of the exact size, so that reading past them is found. */
+            int32_t *ids = malloc(4 * count);
+            float *logprobs = malloc(4 * count);
+            for (uint32_t i = 0; i < count; i++) {
+                ids[i] = (int32_t)(support_random(&seed) % 1000 * 100 + i);
+                logprobs[i] = i % 3 ? -1.0f : -INFINITY;
+            }
+            assert_false(set->suspicious(ids, logprobs, count));
+            bool compared = set->repeats && count <= RST_ROW_COMPARED_MAX;
+            assert_false(compared && set->repeats(ids, count));
+            for (uint32_t a = 0; a < count; a++) {
+                const float bad[] = {NAN, INFINITY, 1.1e-4f};
+                for (int b = 0; b < 3; b++) {
+                    logprobs[a] = bad[b];
+                    assert_true(set->suspicious(ids, logprobs, count));
+                }
+                logprobs[a] = RST_LOGPROB_MAX;
+                int32_t id = ids[a];
+                ids[a] = -1;
+                assert_true(set->suspicious(ids, logprobs, count));
+                for (uint32_t b = 0; compared && b < count; b++) {
+                    ids[a] = ids[b];
+                    assert_true(a == b || set->repeats(ids, count));
+                }
+                ids[a] = id;
+            }
+            assert_false(set->suspicious(ids, logprobs, count));
+            free(ids);
+            free(logprobs);
+        }
+        for (size_t size = 0; size < 3000; size += 1 + size / 16) {
+            unsigned char *bytes = malloc(size + 1);
+            for (size_t i = 0; i < size; i++) {
+                bytes[i] = (unsigned char)support_random(&seed);
+            }
+            assert_true(set->hash(bytes, size) == rst_simd_portable.hash(bytes, size));
+            free(bytes);
+        }
+    }
+    rst_simd_force("portable");
+}
+
 static void weight_versions_are_numbers_only_when_plain(void **state)
 {
     (void)state;
@@ -316,6 +373,7 @@ int main(void)
         cmocka_unit_test(each_damaged_field_is_named),
         cmocka_unit_test(values_that_a_record_may_not_hold),
         cmocka_unit_test(an_id_twice_is_found_in_every_pair_of_places),
+        cmocka_unit_test(every_set_agrees_with_the_portable_one),
         cmocka_unit_test(weight_versions_are_numbers_only_when_plain),
         cmocka_unit_test(every_code_has_a_name_and_a_text),
     };

@@ -118,7 +118,7 @@ RST_API void rst_record_view(const rst_record *record, rst_turn *turn);
  */
 RST_API int rst_turn_to_reply(const rst_turn *turn, char **reply, size_t *size, rst_error *error);
 
-/* Which code decodes base64 here: "avx512", "avx2", "neon" or "portable".  ROLLSTORE_BASE64 in the
+/* Which code decodes base64 here: "avx512", "avx2", "neon" or "portable".  ROLLSTORE_SIMD in the
  * environment names another one that the processor has, read at first use.  Static. */
 RST_API const char *rst_base64_path(void);
 

@@ -35,7 +35,7 @@ enum rst_base64_path {
 
 /* Names the path to take: portable, avx2, avx512 or neon.  It is read once, at the first decoding.
  * A name that is unknown, or that this processor cannot run, counts as not set. */
-#define RST_BASE64_SETTING "ROLLSTORE_BASE64"
+#define RST_BASE64_SETTING "ROLLSTORE_SIMD"
 
 /* How many bytes a text decodes to, from its length and its padding alone: the text may still be
  * refused.  A text whose length is not a multiple of four is refused here, and is read through for

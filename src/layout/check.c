@@ -3,29 +3,10 @@
 #include <string.h>
 
 #include "record.h"
+#include "simd.h"
 
-/* A row is first looked at as a whole, without branches, so that the compiler can use wide
- * registers; only a row that may hold something wrong is then looked at slot by slot. */
-
-static bool any_negative(const int32_t *ids, uint32_t count)
-{
-    int32_t bits = 0;
-    for (uint32_t i = 0; i < count; i++) {
-        bits |= ids[i];
-    }
-    return bits < 0;
-}
-
-/* NaN compares false, so that "not at most the largest" finds NaN, +inf and positive ones at once.
- */
-static bool any_bad_logprob(const float *logprobs, uint64_t count)
-{
-    int bad = 0;
-    for (uint64_t i = 0; i < count; i++) {
-        bad |= !(logprobs[i] <= RST_LOGPROB_MAX);
-    }
-    return bad;
-}
+/* A row is first looked at as a whole, with the processor's wide registers; only a row that may
+ * hold something wrong is then looked at slot by slot. */
 
 static const char *logprob_fault(float logprob)
 {
@@ -148,19 +129,16 @@ static bool check_row(const int32_t *ids, const float *logprobs, uint32_t topk, 
 
 static bool check_tokens(const rst_turn *t, rst_bad_value *bad)
 {
-    if (any_negative(t->token_ids, t->token_count)) {
-        for (uint32_t i = 0; i < t->token_count; i++) {
-            if (t->token_ids[i] < 0) {
-                return bad_value(bad, RST_BAD_TOKEN_ID, i, "an id below 0");
-            }
-        }
+    if (!rst_simd_active()->suspicious(t->token_ids, t->token_logprobs, t->token_count)) {
+        return true;
     }
-    if (any_bad_logprob(t->token_logprobs, t->token_count)) {
-        for (uint32_t i = 0; i < t->token_count; i++) {
-            const char *fault = logprob_fault(t->token_logprobs[i]);
-            if (fault) {
-                return bad_value(bad, RST_BAD_TOKEN_LOGPROB, i, fault);
-            }
+    for (uint32_t i = 0; i < t->token_count; i++) {
+        if (t->token_ids[i] < 0) {
+            return bad_value(bad, RST_BAD_TOKEN_ID, i, "an id below 0");
+        }
+        const char *fault = logprob_fault(t->token_logprobs[i]);
+        if (fault) {
+            return bad_value(bad, RST_BAD_TOKEN_LOGPROB, i, fault);
         }
     }
     return true;
@@ -172,17 +150,21 @@ bool rst_check_values(const rst_turn *t, int32_t *widths, bool *ragged, rst_bad_
     if (!check_tokens(t, bad)) {
         return false;
     }
+    const rst_simd *simd = rst_simd_active();
+    bool compared = simd->repeats && t->topk > 0 && t->topk <= RST_ROW_COMPARED_MAX;
     stamps met;
-    memset(&met, 0, sizeof met);
+    if (!compared) {
+        memset(&met, 0, sizeof met);
+    }
     bool some_short = false;
     for (uint64_t row = 0; row < t->token_count; row++) {
         uint64_t first = row * t->topk;
         const int32_t *ids = t->topk_ids + first;
         const float *logprobs = t->topk_logprobs + first;
         uint32_t width = t->topk;
-        if ((any_negative(ids, t->topk) || any_bad_logprob(logprobs, t->topk) ||
-             may_repeat(&met, ids, t->topk)) &&
-            !check_row(ids, logprobs, t->topk, first, &width, bad)) {
+        bool look = simd->suspicious(ids, logprobs, t->topk) ||
+                    (compared ? simd->repeats(ids, t->topk) : may_repeat(&met, ids, t->topk));
+        if (look && !check_row(ids, logprobs, t->topk, first, &width, bad)) {
             return false;
         }
         if (widths) {

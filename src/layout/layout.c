@@ -1,10 +1,9 @@
 /* Where a record's arrays stand, and how one is looked at. */
 #include <string.h>
 
-#include <xxhash.h>
-
 #include "../error.h"
 #include "record.h"
+#include "simd.h"
 
 uint64_t rst_align(uint64_t offset)
 {
@@ -14,7 +13,7 @@ uint64_t rst_align(uint64_t offset)
 
 uint64_t rst_hash(const void *bytes, size_t size)
 {
-    return XXH3_64bits(bytes, size);
+    return rst_simd_active()->hash(bytes, size);
 }
 
 bool rst_offsets_of(const rst_record_header *header, rst_offsets *offsets)
