@@ -186,7 +186,7 @@ static void counts_shifted_between_prefix_and_trimmed_are_noticed(void **state)
 
 /* As a map could change under a reader whose machine fails: the sample was measured with other
  * counts than those it is filled from, while each turn fits the one before. */
-static void a_sample_that_measured_less_is_not_overrun(void **state)
+static void a_sample_of_other_sizes_is_not_filled(void **state)
 {
     fixture *f = *state;
     rst_sample right = f->sample;
@@ -199,6 +199,9 @@ static void a_sample_that_measured_less_is_not_overrun(void **state)
     check_not_filled(f, f->snapshot, RST_ERR_CORRUPT);
     *s = right;
     s->response_count -= 1;
+    check_not_filled(f, f->snapshot, RST_ERR_CORRUPT);
+    *s = right;
+    s->response_count += 1;
     check_not_filled(f, f->snapshot, RST_ERR_CORRUPT);
     *s = right;
     s->turn_count = 2;
@@ -221,7 +224,7 @@ int main(void)
         WITH_STORE(turns_dropped_since_are_noticed),
         WITH_STORE(each_count_that_is_wrong_is_noticed),
         WITH_STORE(counts_shifted_between_prefix_and_trimmed_are_noticed),
-        WITH_STORE(a_sample_that_measured_less_is_not_overrun),
+        WITH_STORE(a_sample_of_other_sizes_is_not_filled),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
