@@ -1,5 +1,6 @@
 /* A store that was damaged, or that changed between measuring and filling: an error, and not one
  * byte written. */
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -215,6 +216,50 @@ static void a_sample_of_other_sizes_is_not_filled(void **state)
     check_not_filled(f, f->snapshot, RST_ERR_CORRUPT);
 }
 
+/* ---------------------------------------------------------------- no memory */
+
+/* The library's call lands here; every other allocation is the C library's own. */
+static long allowed = -1; /* calls that succeed; -1: all */
+
+void *reallocarray(void *memory, size_t count, size_t size)
+{
+    if (allowed == 0 || (size && count > SIZE_MAX / size)) {
+        errno = ENOMEM;
+        return NULL;
+    }
+    allowed -= allowed > 0;
+    return realloc(memory, count * size);
+}
+
+static void without_memory_nothing_is_written(void **state)
+{
+    fixture *f = *state;
+    allowed = 0;
+    const rst_sample *s = &f->sample;
+    rst_sample_arrays a = guarded_arrays_new(s->token_count, s->response_count, s->topk, 0);
+    rst_error error;
+    int code = rst_sample_fill(f->snapshot, s, NULL, &a, &error);
+    /* Twenty of them need a second, larger list. */
+    rst_sample samples[20];
+    rst_packed_arrays packed = {.loss_mask = guarded_new(20 * s->response_count),
+                                .rollout_logprobs = guarded_new(20 * 4 * s->response_count)};
+    for (size_t i = 0; i < 20; i++) {
+        samples[i] = *s;
+    }
+    allowed = 1;
+    rst_error pack_error;
+    int pack_code = rst_batch_pack(f->snapshot, samples, 20, NULL, &packed, 2, &pack_error);
+    allowed = -1;
+    assert_code(RST_ERR_MEMORY, code, error);
+    assert_code(RST_ERR_MEMORY, pack_code, pack_error);
+    guarded_arrays_check_untouched(&a, s->token_count, s->response_count, s->topk);
+    guarded_check_untouched(packed.loss_mask, 20 * s->response_count);
+    guarded_check_untouched(packed.rollout_logprobs, 20 * 4 * s->response_count);
+    guarded_arrays_free(&a, s->token_count, s->response_count, s->topk);
+    guarded_free(packed.loss_mask, 20 * s->response_count);
+    guarded_free(packed.rollout_logprobs, 20 * 4 * s->response_count);
+}
+
 #define WITH_STORE(test) cmocka_unit_test_setup_teardown(test, setup, teardown)
 
 int main(void)
@@ -225,6 +270,7 @@ int main(void)
         WITH_STORE(each_count_that_is_wrong_is_noticed),
         WITH_STORE(counts_shifted_between_prefix_and_trimmed_are_noticed),
         WITH_STORE(a_sample_of_other_sizes_is_not_filled),
+        WITH_STORE(without_memory_nothing_is_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

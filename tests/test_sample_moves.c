@@ -1,4 +1,5 @@
 /* The moves that fill arrays, one by one and as a plan, against memcpy and loops. */
+#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -179,6 +180,37 @@ static void a_plan_that_streams_is_carried_out_whole(void **state)
     free(from);
 }
 
+static void *do_nothing(void *argument)
+{
+    return argument;
+}
+
+/* With stacks that no address space holds no thread can be started. */
+static void threads_that_cannot_start_are_done_without(void **state)
+{
+    (void)state;
+    pthread_attr_t before;
+    pthread_attr_t huge;
+    pthread_t thread;
+    assert_int_equal(pthread_getattr_default_np(&before), 0);
+    assert_int_equal(pthread_attr_init(&huge), 0);
+    assert_int_equal(pthread_attr_setstacksize(&huge, (size_t)1 << 50), 0);
+    assert_int_equal(pthread_setattr_default_np(&huge), 0);
+    assert_int_not_equal(pthread_create(&thread, NULL, do_nothing, NULL), 0);
+    uint64_t random = 13;
+    size_t size = (size_t)9 << 20;
+    unsigned char *from = random_bytes(&random, size);
+    rst_plan plan = {.moves = NULL};
+    rst_plan_copy(&plan, guarded_new(size), from, size);
+    rst_plan_run(&plan, 4);
+    assert_int_equal(pthread_setattr_default_np(&before), 0);
+    pthread_attr_destroy(&before);
+    pthread_attr_destroy(&huge);
+    check_plan(&plan);
+    free_plan(&plan);
+    free(from);
+}
+
 static void an_empty_plan_does_nothing(void **state)
 {
     (void)state;
@@ -200,6 +232,7 @@ int main(void)
         cmocka_unit_test(fills_are_exact_at_every_alignment),
         cmocka_unit_test(a_plan_is_carried_out_whole_by_any_number_of_threads),
         cmocka_unit_test(a_plan_that_streams_is_carried_out_whole),
+        cmocka_unit_test(threads_that_cannot_start_are_done_without),
         cmocka_unit_test(an_empty_plan_does_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
