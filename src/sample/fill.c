@@ -228,7 +228,7 @@ int rst_batch_pack(rst_snapshot *snapshot, const rst_sample *samples, size_t cou
                    unsigned threads, rst_error *error)
 {
     rst_error_clear(error);
-    uint32_t topk;
+    uint32_t topk = 0;
     int code = check_batch(samples, count, options, threads, &topk, error);
     if (!code) {
         code = check_sum("cu_seqlens", samples, count, false, error);
@@ -315,7 +315,7 @@ int rst_batch_pad(rst_snapshot *snapshot, const rst_sample *samples, size_t coun
                   unsigned threads, rst_error *error)
 {
     rst_error_clear(error);
-    uint32_t topk;
+    uint32_t topk = 0;
     int code = check_batch(samples, count, options, threads, &topk, error);
     if (!code) {
         code = check_padded(samples, count, arrays, topk, error);
