@@ -656,6 +656,112 @@ static void threads_are_ranks_too(void **state)
     end_crowd(&c);
 }
 
+/* Take whatever has ended, again and again, until told to stop. */
+static void *grab(void *context)
+{
+    crowd *c = context;
+    rst_store *store;
+    rst_error error;
+    if (rst_store_open(c->path, 0, NULL, &store, &error)) {
+        return "open";
+    }
+    while (atomic_load(c->all) < c->sum) {
+        rst_lease lease;
+        size_t got;
+        int code = rst_consumer_take(store, NAME, SIZE, 1, 1, 0, &lease, &got, &error);
+        if (code && code != RST_ERR_TIMEOUT) {
+            return "take";
+        }
+    }
+    return rst_store_close(store, &error) ? "close" : NULL;
+}
+
+/* Renewing at the moment at which the lease runs out: once it is renewed, nobody else gets it. */
+static void a_renewed_lease_is_kept(void **state)
+{
+    fixture *f = *state;
+    enum { ROUNDS = 200 };
+    seal_range(f, 1, 1);
+    crowd c = make_crowd(f, NAME, false);
+    pthread_t thread;
+    assert_int_equal(pthread_create(&thread, NULL, grab, &c), 0);
+    int renewed = 0;
+    for (int i = 0; i < ROUNDS; i++) {
+        rst_lease lease;
+        size_t got;
+        assert_ok(
+            rst_consumer_take(f->store, NAME, SIZE, 1, 1, PATIENCE_MS, &lease, &got, &f->error),
+            f->error);
+        while (rst_clock_ns(CLOCK_BOOTTIME) < lease.expires_ns - 5000) {
+        }
+        int code = rst_consumer_renew(f->store, NAME, SIZE, &lease, 1, 0, &f->error);
+        if (code == RST_OK) {
+            renewed++;
+            assert_ok(rst_consumer_return(f->store, NAME, SIZE, &lease, 1, &f->error), f->error);
+        } else {
+            assert_code(RST_ERR_LEASE, code, f->error);
+        }
+    }
+    atomic_store(c.all, c.sum);
+    void *failed;
+    assert_int_equal(pthread_join(thread, &failed), 0);
+    assert_null(failed);
+    assert_true(renewed > 0);
+    end_crowd(&c);
+}
+
+/* Going back while others take: whatever they had found is given again. */
+static void a_resume_among_takes_skips_nothing(void **state)
+{
+    fixture *f = *state;
+    enum { COUNT = 40, ROUNDS = 400 };
+    seal_range(f, 1, COUNT);
+    void *place;
+    size_t size;
+    assert_ok(rst_consumer_place(f->store, NAME, SIZE, &place, &size, &f->error), f->error);
+    crowd c = make_crowd(f, NAME, false);
+    pthread_t threads[2];
+    for (int i = 0; i < 2; i++) {
+        assert_int_equal(pthread_create(&threads[i], NULL, grab, &c), 0);
+    }
+    for (int i = 0; i < ROUNDS; i++) {
+        /* The first session is given in each round, whoever had it for a moment. */
+        for (bool first = false; !first;) {
+            rst_lease leases[4];
+            size_t got;
+            assert_ok(
+                rst_consumer_take(f->store, NAME, SIZE, 4, 0, PATIENCE_MS, leases, &got, &f->error),
+                f->error);
+            assert_ok(rst_consumer_acknowledge(f->store, NAME, SIZE, leases, got, &f->error),
+                      f->error);
+            first = leases[0].sequence == 1;
+        }
+        assert_ok(rst_consumer_resume(f->store, NAME, SIZE, place, size, NULL, &f->error),
+                  f->error);
+    }
+    atomic_store(c.all, c.sum);
+    for (int i = 0; i < 2; i++) {
+        void *failed;
+        assert_int_equal(pthread_join(threads[i], &failed), 0);
+        assert_null(failed);
+    }
+    bool seen[COUNT + 1] = {false};
+    for (int missing = COUNT; missing > 0;) {
+        rst_lease leases[COUNT];
+        size_t got;
+        assert_ok(
+            rst_consumer_take(f->store, NAME, SIZE, COUNT, 0, PATIENCE_MS, leases, &got, &f->error),
+            f->error);
+        for (size_t i = 0; i < got; i++) {
+            assert_false(seen[leases[i].sequence]);
+            seen[leases[i].sequence] = true;
+            missing--;
+        }
+    }
+    free(place);
+    end_crowd(&c);
+}
+
 #define TEST(name) cmocka_unit_test_setup_teardown(name, setup, teardown)
 
 int main(void)
@@ -676,6 +782,8 @@ int main(void)
         TEST(workers_that_die_and_hand_back_lose_and_repeat_nothing),
         cmocka_unit_test(more_goes_through_a_store_than_it_holds),
         TEST(threads_are_ranks_too),
+        TEST(a_renewed_lease_is_kept),
+        TEST(a_resume_among_takes_skips_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }
