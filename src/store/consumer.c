@@ -80,7 +80,7 @@ int rst_read_consumer(MDB_txn *txn, const rst_env *env, const rst_consumer_name 
     if (result) {
         return rst_fail_lmdb(error, result, "reading a consumer");
     }
-    const char *stored;
+    const char *stored = NULL;
     int code = rst_parse_consumer(&value, consumer, &stored, error);
     if (code == RST_OK &&
         (consumer->name_size != name->size || memcmp(stored, name->bytes, name->size) != 0)) {

@@ -261,7 +261,7 @@ static int reserve_value(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint
     MDB_envinfo info;
     mdb_env_info(env->lmdb, &info);
     uint64_t filled = 0;
-    uint64_t page;
+    uint64_t page = 0;
     int code = reserve_pages(write, key, turn, size, out, &page, error);
     while (!code && page + pages > env->capacity_pages) {
         if (page > info.me_last_pgno) {
@@ -294,7 +294,7 @@ static int put_value(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint32_t
                         "the turn has %zu bytes, more than the store's whole capacity of %llu",
                         planned->size, (unsigned long long)env->format.capacity_size);
     }
-    unsigned char *out;
+    unsigned char *out = NULL;
     int code = reserve_value(write, key, turn, size, pages, &out, error);
     if (code) {
         return code;
