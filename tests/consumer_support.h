@@ -8,11 +8,17 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
 
 #include "support.h"
+
+#include "store/consumer_internal.h"
+
+#define NAME "trainer"
+#define SIZE (sizeof NAME - 1)
 
 /* No wait of these tests is longer; reaching it is a failure. */
 #define PATIENCE_MS 60000
@@ -54,23 +60,24 @@ static inline const char *session_name(uint64_t number)
     return name;
 }
 
-/* Store and seal a session: in a store without open ones its sequence number is `number` when the
- * numbers count from 1.  For children too: it asserts nothing. */
-static inline int seal_one(rst_store *store, rst_record *record, uint64_t number, rst_error *error)
+/* Store and seal a session: its sequence number is `number` when the numbers count from 1.  For
+ * children too: it asserts nothing.  timeout_ms: an open snapshot may keep space for a while. */
+static inline int seal_one(rst_store *store, rst_record *record, uint64_t number,
+                           int64_t timeout_ms, rst_error *error)
 {
     const char *name = session_name(number);
     rst_outcome outcome = {.status = RST_STATUS_COMPLETED,
                            .reward = 1.0,
                            .group_index = RST_NO_INDEX,
                            .index = RST_NO_INDEX};
-    int code = rst_put(store, name, strlen(name), 0, record, 0, 0, error);
+    int code = rst_put(store, name, strlen(name), 0, record, 0, timeout_ms, error);
     return code ? code : rst_seal(store, name, strlen(name), &outcome, 0, error);
 }
 
 static inline void seal_range(fixture *f, uint64_t from, uint64_t to)
 {
     for (uint64_t i = from; i <= to; i++) {
-        assert_ok(seal_one(f->store, f->record, i, &f->error), f->error);
+        assert_ok(seal_one(f->store, f->record, i, PATIENCE_MS, &f->error), f->error);
     }
 }
 
@@ -125,6 +132,14 @@ static inline void expect_child(pid_t pid)
     }
 }
 
+/* Memory that children write and the parent reads. */
+static inline void *shared_memory(size_t size)
+{
+    void *memory = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    assert_true(memory != MAP_FAILED);
+    return memory;
+}
+
 /* Bytes through a pipe, all or failure. */
 static inline bool read_all(int fd, void *out, size_t size)
 {
@@ -139,5 +154,137 @@ static inline bool read_all(int fd, void *out, size_t size)
     }
     return true;
 }
+
+/* ---------------------------------------------------------------- what one call does, asserted */
+
+static inline int consumer_setup(void **state)
+{
+    fixture *f = calloc(1, sizeof *f);
+    fixture_open(f, UINT64_C(8) << 20);
+    *state = f;
+    return 0;
+}
+
+static inline int consumer_teardown(void **state)
+{
+    fixture_close(*state);
+    free(*state);
+    return 0;
+}
+
+static inline void create(fixture *f, const char *name, rst_consumer_start start)
+{
+    int created;
+    assert_ok(rst_consumer_create(f->store, name, strlen(name), start, &created, &f->error),
+              f->error);
+    assert_int_equal(created, 1);
+}
+
+/* Take exactly what the caller expects: `count` sessions from sequence number `first` on. */
+static inline void take_expecting(fixture *f, const char *name, uint64_t first, size_t count,
+                                  rst_lease *leases)
+{
+    size_t got;
+    assert_ok(rst_consumer_take(f->store, name, strlen(name), count, 0, 0, leases, &got, &f->error),
+              f->error);
+    assert_int_equal(got, count);
+    for (size_t i = 0; i < count; i++) {
+        assert_int_equal(leases[i].sequence, first + i);
+    }
+}
+
+static inline void take_nothing(fixture *f, const char *name)
+{
+    rst_lease lease;
+    size_t got = 7;
+    assert_code(RST_ERR_TIMEOUT,
+                rst_consumer_take(f->store, name, strlen(name), 1, 0, 0, &lease, &got, &f->error),
+                f->error);
+    assert_int_equal(got, 0);
+}
+
+static inline void acknowledge(fixture *f, const char *name, const rst_lease *leases, size_t count)
+{
+    assert_ok(rst_consumer_acknowledge(f->store, name, strlen(name), leases, count, &f->error),
+              f->error);
+}
+
+typedef struct bytes {
+    void *data;
+    size_t size;
+} bytes;
+
+static inline bytes place_of(fixture *f, const char *name)
+{
+    bytes place;
+    assert_ok(rst_consumer_place(f->store, name, strlen(name), &place.data, &place.size, &f->error),
+              f->error);
+    assert_non_null(place.data);
+    return place;
+}
+
+static inline void commit(fixture *f, const char *name, bytes place)
+{
+    assert_ok(rst_consumer_commit(f->store, name, strlen(name), place.data, place.size, &f->error),
+              f->error);
+}
+
+static inline uint64_t resume(fixture *f, const char *name, bytes place)
+{
+    uint64_t lost = 99;
+    assert_ok(
+        rst_consumer_resume(f->store, name, strlen(name), place.data, place.size, &lost, &f->error),
+        f->error);
+    return lost;
+}
+
+/* Acknowledge and commit everything that is leased here. */
+static inline void settle(fixture *f, const char *name, const rst_lease *leases, size_t count)
+{
+    acknowledge(f, name, leases, count);
+    bytes place = place_of(f, name);
+    commit(f, name, place);
+    free(place.data);
+}
+
+static inline size_t lease_entries(fixture *f)
+{
+    rst_snapshot *snapshot;
+    MDB_stat stat;
+    assert_ok(rst_snapshot_open(f->store, &snapshot, &f->error), f->error);
+    assert_int_equal(mdb_stat(snapshot->txn, f->store->env->leases, &stat), 0);
+    rst_snapshot_close(snapshot);
+    return stat.ms_entries;
+}
+
+/* Change one lease entry as no function does. */
+static inline void edit_lease(fixture *f, const char *name, uint64_t sequence,
+                              void (*edit)(rst_lease_entry *))
+{
+    rst_write write;
+    rst_consumer_name of;
+    rst_lease_cursor cursor;
+    rst_consumer_entry consumer;
+    assert_ok(rst_consumer_name_of(name, strlen(name), &of, &f->error), f->error);
+    assert_ok(rst_write_begin(f->store, &write, &f->error), f->error);
+    assert_ok(rst_read_consumer(write.txn, f->store->env, &of, &consumer, &f->error), f->error);
+    assert_ok(rst_lease_open(write.txn, f->store->env, of.key, sequence, &cursor, &f->error),
+              f->error);
+    assert_int_equal(cursor.sequence, sequence);
+    edit(&cursor.entry);
+    assert_ok(rst_lease_store(&cursor, &f->error), f->error);
+    rst_lease_close(&cursor);
+    assert_ok(rst_write_consumer(&write, &of, &consumer, &f->error), f->error);
+    assert_ok(rst_write_commit(&write, &f->error), f->error);
+}
+
+static inline uint64_t last_transaction(fixture *f)
+{
+    rst_stat stat;
+    assert_ok(rst_store_stat(f->store, &stat, &f->error), f->error);
+    return stat.last_transaction;
+}
+
+#define TEST(name) cmocka_unit_test_setup_teardown(name, consumer_setup, consumer_teardown)
 
 #endif

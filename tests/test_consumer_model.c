@@ -8,8 +8,6 @@
  */
 #include "consumer_support.h"
 
-#include "store/internal.h"
-
 enum { SEQUENCES = 1024, CONSUMERS = 2, PLACES = 8, HISTORY = 4096, STEPS = 500, TAKE_MAX = 12 };
 
 static const char *const names[CONSUMERS] = {"trainer", "critic"};
@@ -182,7 +180,7 @@ static void seal_some(history *h)
 {
     uint64_t count = roll(h, 6);
     for (uint64_t i = 0; i < count && h->next_sequence < SEQUENCES - 1; i++) {
-        assert_ok(seal_one(h->f.store, h->f.record, h->next_sequence, &h->f.error), h->f.error);
+        assert_ok(seal_one(h->f.store, h->f.record, h->next_sequence, 0, &h->f.error), h->f.error);
         h->stored[h->next_sequence++] = true;
     }
 }

@@ -41,7 +41,7 @@ typedef struct rst_consumer {
     uint64_t free_count;      /* given and come back: given again first */
     uint64_t held_count;      /* leased now; dead holders are counted here until the next take */
     uint64_t trained_count;   /* acknowledged, not committed */
-    uint64_t committed_count; /* committed and still stored */
+    uint64_t committed_count; /* committed, or from before its start, and still stored */
     uint64_t given_total;     /* ever */
     uint64_t again_total;     /* of these, given again */
     uint64_t trained_total;   /* acknowledged, ever */
@@ -70,42 +70,55 @@ typedef struct rst_lease {
 /*
  * Lease up to `max` sessions in ready order: first those that came back, then new ones.  Waits up
  * to timeout_ms for the first.  lease_ms: 0 means RST_LEASE_DEFAULT_MS.  leases[max] and *count are
- * written; a session named in them stays stored while the lease lasts.
- * RST_ERR_TIMEOUT (count 0), RST_ERR_NOT_FOUND (no such consumer).
+ * written; a session named in them stays stored while the lease lasts, unless its release is
+ * forced. The lease is this process's: it ends with it, wherever the leases were handed on to
+ * (renew takes them over).  RST_ERR_TIMEOUT (count 0), RST_ERR_NOT_FOUND (no such consumer),
+ * RST_ERR_FULL: the store is at capacity and so much is leased that new leases have no room: commit
+ * and release.
  */
 RST_API int rst_consumer_take(rst_store *store, const void *name, size_t name_size, size_t max,
                               int64_t lease_ms, int64_t timeout_ms, rst_lease *leases,
                               size_t *count, rst_error *error);
 
 /* The sessions were trained on.  All or none; RST_ERR_LEASE names the first whose lease ended and
- * was given to somebody else (error->index), or that was resumed from an older place. Acknowledging
- * twice is a success. */
+ * was given to somebody else (error->index), or that is of before a resume.  A lease that ran out
+ * may be acknowledged as long as nobody else was given the session; acknowledging twice is a
+ * success. */
 RST_API int rst_consumer_acknowledge(rst_store *store, const void *name, size_t name_size,
                                      const rst_lease *leases, size_t count, rst_error *error);
 
-/* Hand sessions back untrained: they are given again first.  Same errors. */
+/* Hand sessions back untrained: they are given again first.  Same errors, and RST_ERR_LEASE for an
+ * acknowledged one. */
 RST_API int rst_consumer_return(rst_store *store, const void *name, size_t name_size,
                                 const rst_lease *leases, size_t count, rst_error *error);
 
-/* Make leases last lease_ms from now; expires_ns is updated.  Same errors. */
+/* Make leases last lease_ms from now and end with this process; expires_ns is updated.  Same
+ * errors, and RST_ERR_LEASE for one that was handed back. */
 RST_API int rst_consumer_renew(rst_store *store, const void *name, size_t name_size,
                                rst_lease *leases, size_t count, int64_t lease_ms, rst_error *error);
 
 /* The consumer's place as bytes for a checkpoint: what is trained or committed now.
- * *place: malloc'd, *size bytes; free() it.  The store is not changed. */
+ * *place: malloc'd, *size bytes; free() it.  The store is not changed; with
+ * RST_DURABILITY_INTERVAL it is synced, so that no checkpoint knows more than the disk. */
 RST_API int rst_consumer_place(rst_store *store, const void *name, size_t name_size, void **place,
                                size_t *size, rst_error *error);
 
 /* The checkpoint that holds `place` is safe: what it holds as trained becomes committed.
- * RST_ERR_ARGUMENT for bytes that are no place of this consumer in this store. */
+ * Sessions trained after the place was taken stay trained; an older place than one that is
+ * committed changes nothing.  RST_ERR_ARGUMENT for bytes that are no place of this consumer in this
+ * store, for a place newer than the store (which then was restored from an older copy), and for one
+ * of before a resume, when it holds sessions that are not committed: their training was abandoned.
+ */
 RST_API int rst_consumer_commit(rst_store *store, const void *name, size_t name_size,
                                 const void *place, size_t size, rst_error *error);
 
 /*
  * Go back to `place`: what it holds is committed, everything else is available again, leases of
- * before are void.  The consumer is created when it is not there.  *lost (NULL allowed) gets the
+ * before are void, those of other ranks too: one rank resumes, before any of them takes.  The
+ * consumer is created when it is not there.  *lost (NULL allowed) gets the
  * number of sessions that are not in the place but were released since, which cannot be trained on
- * again; it is 0 unless somebody forced a release or committed a later place.
+ * again; it is 0 unless somebody forced a release or committed a later place.  RST_ERR_ARGUMENT as
+ * in commit, but a place of before a resume may be resumed from.
  */
 RST_API int rst_consumer_resume(rst_store *store, const void *name, size_t name_size,
                                 const void *place, size_t size, uint64_t *lost, rst_error *error);
