@@ -118,6 +118,14 @@ RST_API void rst_record_view(const rst_record *record, rst_turn *turn);
  */
 RST_API int rst_turn_to_reply(const rst_turn *turn, char **reply, size_t *size, rst_error *error);
 
+/* ---------------------------------------------------------------- checking stored bytes */
+
+/* Check one record of `size` bytes as verify does: structure, checksum, values, and against key and
+ * turn (key NULL: not compared).  Reads nothing outside the bytes.  RST_ERR_CORRUPT names the
+ * field. */
+RST_API int rst_record_check(const void *value, size_t size, const uint8_t *key, uint32_t turn,
+                             rst_error *error);
+
 /* Which code decodes base64 here: "avx512", "avx2", "neon" or "portable".  ROLLSTORE_SIMD in the
  * environment names another one that the processor has, read at first use.  Static. */
 RST_API const char *rst_base64_path(void);

@@ -245,12 +245,6 @@ typedef struct rst_verify_result {
 RST_API int rst_store_verify(rst_store *store, const rst_verify_options *options,
                              rst_verify_result *result, rst_error *error);
 
-/* Check one record of `size` bytes as verify does: structure, checksum, values, and against key and
- * turn (key NULL: not compared).  Reads nothing outside the bytes.  RST_ERR_CORRUPT names the
- * field. */
-RST_API int rst_record_check(const void *value, size_t size, const uint8_t *key, uint32_t turn,
-                             rst_error *error);
-
 /* A consistent, compacted copy of the live store as a new store at `path` (RST_ERR_EXISTS).
  * capacity_size: bytes, 0 keeps the source's. */
 RST_API int rst_store_copy(rst_store *store, const char *path, uint64_t capacity_size,

@@ -124,6 +124,11 @@ static int bad_value_count(const reading *r, reply_field field, uint64_t count)
 
 /* ---------------------------------------------------------------- base64 */
 
+const char *rst_base64_path(void)
+{
+    return rst_base64_path_name(rst_base64_active_path());
+}
+
 static int check_dtype(const reading *r, reply_field field, const char *dtype)
 {
     const char *name = rst_reply_fields[field];

@@ -229,7 +229,8 @@ int rst_check_place(const void *bytes, size_t size, const rst_consumer_name *nam
 int rst_check_place_store(const rst_taken_place *of, const rst_write *write, rst_error *error)
 {
     const rst_place_header *header = &of->header;
-    if (memcmp(header->store_id, write->store->env->format.store_id, sizeof header->store_id)) {
+    if (memcmp(header->store_id, write->store->env->format.store_id, sizeof header->store_id) !=
+        0) {
         return rst_bad_place(error, "the place was taken in another store");
     }
     if (header->limit > write->totals.next_sequence) {
