@@ -201,6 +201,126 @@ static void damaged_entries_are_errors(void **state)
     assert_int_equal(mdb_txn_commit(txn), 0);
 }
 
+/* ---------------------------------------------------------------- verify */
+
+static void keep_fault(void *context, const rst_error *fault)
+{
+    assert_int_equal(fault->code, RST_ERR_CORRUPT);
+    snprintf(context, RST_ERROR_MESSAGE_SIZE, "%s", fault->message);
+}
+
+/* Verify finds exactly one fault, whose message has `word` in it. */
+static void expect_fault(fixture *f, const char *word)
+{
+    char message[RST_ERROR_MESSAGE_SIZE] = "";
+    rst_verify_options options = {.fault = keep_fault, .context = message};
+    rst_verify_result result;
+    assert_ok(rst_store_verify(f->store, &options, &result, &f->error), f->error);
+    assert_int_equal(result.fault_count, 1);
+    if (!strstr(message, word)) {
+        fail_msg("wanted \"%s\", found \"%s\"", word, message);
+    }
+    assert_ok(rst_store_verify(f->store, NULL, &result, NULL), f->error);
+    assert_int_equal(result.fault_count, 1);
+}
+
+static void edit_consumer(fixture *f, void (*edit)(rst_consumer_entry *))
+{
+    rst_write write;
+    rst_consumer_name of;
+    rst_consumer_entry consumer;
+    assert_ok(rst_consumer_name_of(NAME, SIZE, &of, &f->error), f->error);
+    assert_ok(rst_write_begin(f->store, &write, &f->error), f->error);
+    assert_ok(rst_read_consumer(write.txn, f->store->env, &of, &consumer, &f->error), f->error);
+    edit(&consumer);
+    assert_ok(rst_write_consumer(&write, &of, &consumer, &f->error), f->error);
+    assert_ok(rst_write_commit(&write, &f->error), f->error);
+}
+
+static void raise_next(rst_consumer_entry *consumer)
+{
+    consumer->next++;
+}
+
+static void lower_next(rst_consumer_entry *consumer)
+{
+    consumer->next--;
+}
+
+static void raise_settled(rst_consumer_entry *consumer)
+{
+    consumer->settled++;
+}
+
+static void lower_settled(rst_consumer_entry *consumer)
+{
+    consumer->settled--;
+}
+
+static void raise_first_open(rst_consumer_entry *consumer)
+{
+    consumer->first_open++;
+}
+
+static void lower_first_open(rst_consumer_entry *consumer)
+{
+    consumer->first_open--;
+}
+
+static void spoil_state(rst_lease_entry *entry)
+{
+    entry->state = 9;
+}
+
+static void verify_finds_consumers_that_do_not_fit(void **state)
+{
+    fixture *f = *state;
+    const struct {
+        void (*damage)(rst_consumer_entry *);
+        void (*repair)(rst_consumer_entry *);
+        const char *word;
+    } damages[] = {{raise_next, lower_next, "before 7"},
+                   {lower_next, raise_next, "a lease, but neither"},
+                   {raise_settled, lower_settled, "a lease, but neither"},
+                   {raise_first_open, lower_first_open, "first_open"}};
+    seal_range(f, 1, 5);
+    create(f, NAME, RST_START_OLDEST);
+    rst_lease leases[4];
+    take_expecting(f, NAME, 1, 4, leases);
+    acknowledge(f, NAME, leases, 1);
+    take_expecting(f, NAME, 5, 1, leases);
+    assert_ok(rst_consumer_return(f->store, NAME, SIZE, leases, 1, &f->error), f->error);
+    take_expecting(f, NAME, 5, 1, leases); /* moves first_open to 2 */
+    support_assert_sound(f->store);
+    for (size_t i = 0; i < sizeof damages / sizeof *damages; i++) {
+        edit_consumer(f, damages[i].damage);
+        expect_fault(f, damages[i].word);
+        edit_consumer(f, damages[i].repair);
+        support_assert_sound(f->store);
+    }
+    MDB_txn *txn;
+    assert_int_equal(mdb_txn_begin(f->store->env->lmdb, NULL, 0, &txn), 0);
+    assert_int_equal(mdb_drop(txn, f->store->env->leases, 0), 0);
+    assert_int_equal(mdb_txn_commit(txn), 0);
+    rst_verify_result result;
+    assert_ok(rst_store_verify(f->store, NULL, &result, &f->error), f->error);
+    assert_int_equal(result.fault_count, 5); /* five sessions that nobody would get */
+    assert_ok(rst_consumer_drop(f->store, NAME, SIZE, &f->error), f->error);
+    create(f, NAME, RST_START_OLDEST);
+    take_expecting(f, NAME, 1, 4, leases);
+    edit_lease(f, NAME, 3, spoil_state);
+    rst_verify_options options = {0};
+    assert_ok(rst_store_verify(f->store, &options, &result, &f->error), f->error);
+    assert_int_equal(result.fault_count, 2); /* it, and what stands behind it cannot be counted */
+    assert_int_equal(mdb_txn_begin(f->store->env->lmdb, NULL, 0, &txn), 0);
+    assert_int_equal(mdb_drop(txn, f->store->env->consumers, 0), 0);
+    assert_int_equal(mdb_txn_commit(txn), 0);
+    expect_fault(f, "4 leases are stored, 0 of them");
+    assert_int_equal(mdb_txn_begin(f->store->env->lmdb, NULL, 0, &txn), 0);
+    assert_int_equal(mdb_drop(txn, f->store->env->leases, 0), 0);
+    assert_int_equal(mdb_txn_commit(txn), 0);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -208,6 +328,7 @@ int main(void)
         TEST(a_take_that_finds_only_released_sessions_goes_on),
         cmocka_unit_test(a_full_store_can_be_taken_and_emptied),
         TEST(damaged_entries_are_errors),
+        TEST(verify_finds_consumers_that_do_not_fit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -584,6 +584,9 @@ static void run_history(uint64_t seed)
     create_or_drop(h, 0); /* the store is empty, so the start makes no difference */
     for (int n = 0; n < STEPS; n++) {
         step(h);
+        if (n % 25 == 0) {
+            support_assert_sound(h->f.store);
+        }
         for (int i = 0; i < CONSUMERS; i++) {
             if (h->consumers[i].there) {
                 compare_consumer(h, i);

@@ -72,8 +72,13 @@ void rst_write_abort(rst_write *write);                   /* also after a commit
 int rst_write_release(rst_write *write, const uint8_t key[RST_KEY_SIZE], rst_error *error);
 
 /* RST_ERR_HELD when a consumer has not committed the sealed session of that sequence number; in
- * consumer.c. */
+ * consumer_release.c. */
 int rst_write_releasable(rst_write *write, uint64_t sequence, rst_error *error);
+
+/* Hand each fault of the consumers' entries and leases to report; in consumer_verify.c. */
+int rst_verify_consumers(rst_snapshot *snapshot, uint64_t next_sequence,
+                         void (*report)(void *context, const rst_error *fault), void *context,
+                         rst_error *error);
 
 /* ---------------------------------------------------------------- keys and entries */
 

@@ -213,6 +213,11 @@ static int verify_counts(verifier *v, rst_error *error)
     return RST_OK;
 }
 
+static void report_consumer(void *context, const rst_error *fault)
+{
+    report(context, fault);
+}
+
 int rst_store_verify(rst_store *store, const rst_verify_options *options, rst_verify_result *result,
                      rst_error *error)
 {
@@ -231,6 +236,9 @@ int rst_store_verify(rst_store *store, const rst_verify_options *options, rst_ve
     }
     if (!code && !v.stopped) {
         code = verify_counts(&v, error);
+    }
+    if (!code && !v.stopped) {
+        code = rst_verify_consumers(v.snapshot, totals.next_sequence, report_consumer, &v, error);
     }
     rst_sequence_free(&v.sequence);
     rst_snapshot_close(v.snapshot);
