@@ -234,11 +234,22 @@ rst_turn made_turn(uint32_t n, uint32_t k, uint64_t seed)
                       .topk_logprobs = floats,
                       .temperature = NAN,
                       .finish = RST_FINISH_STOP,
+                      .weight_version_number = 17,
                       .weight_version = "17",
                       .weight_version_size = 2};
 }
 
 /* ---------------------------------------------------------------- writing texts */
+
+char *written_reply(const rst_turn *turn)
+{
+    char *reply;
+    size_t size;
+    rst_error error;
+    assert_ok(rst_turn_to_reply(turn, &reply, &size, &error), error);
+    assert_int_equal(strlen(reply), size);
+    return reply;
+}
 
 char *text_of(const char *format, ...)
 {

@@ -64,6 +64,9 @@ rst_turn made_turn(uint32_t n, uint32_t k, uint64_t seed);
 
 /* ---------------------------------------------------------------- writing texts */
 
+/* The turn as a reply; free() it. */
+char *written_reply(const rst_turn *turn);
+
 /* printf into memory that the caller frees. */
 char *text_of(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
