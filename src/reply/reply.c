@@ -541,7 +541,7 @@ rst_json_reader *rst_reply_reader(rst_record *record)
 {
     if (!record->scratch) {
         record->scratch = calloc(1, sizeof(rst_json_reader));
-        record->scratch_free = free_reader;
+        record->scratch_free = record->scratch ? free_reader : NULL;
     }
     return record->scratch;
 }
