@@ -26,9 +26,10 @@ static const char *new_store(char **folder, uint64_t capacity, uint32_t readers)
 
 static rst_store *open_or_exit(const char *path, unsigned flags)
 {
+    const rst_create_options options = {.capacity_size = 4 << 20};
     rst_store *store;
     rst_error error;
-    if (rst_store_open(path, flags, NULL, &store, &error) != RST_OK) {
+    if (rst_store_open(path, flags, &options, &store, &error) != RST_OK) {
         fprintf(stderr, "open: %s\n", error.message);
         _exit(100);
     }
@@ -357,6 +358,33 @@ static void six_processes_may_create_at_once(void **state)
     support_remove_folder(folder);
 }
 
+/* The last one to close takes the lock file's locks with it, while another one is opening. */
+static void opening_and_closing_do_not_disturb_each_other(void **state)
+{
+    (void)state;
+    char *folder;
+    const char *path = new_store(&folder, 4 << 20, 0);
+    pid_t children[4];
+    for (int i = 0; i < 4; i++) {
+        children[i] = fork();
+        if (children[i] == 0) {
+            for (int round = 0; round < 150; round++) {
+                rst_store *store = open_or_exit(path, i % 2 ? RST_OPEN_READ_ONLY : 0);
+                rst_snapshot *snapshot;
+                rst_error error;
+                check_or_exit(rst_snapshot_open(store, &snapshot, &error), &error);
+                rst_snapshot_close(snapshot);
+                check_or_exit(rst_store_close(store, &error), &error);
+            }
+            _exit(0);
+        }
+    }
+    for (int i = 0; i < 4; i++) {
+        wait_for(children[i]);
+    }
+    support_remove_folder(folder);
+}
+
 static void every_durability_keeps_what_was_written(void **state)
 {
     (void)state;
@@ -399,6 +427,7 @@ int main(void)
         cmocka_unit_test(dead_readers_make_room_and_living_ones_are_told),
         cmocka_unit_test(a_waiting_reader_is_woken_or_times_out),
         cmocka_unit_test(six_processes_may_create_at_once),
+        cmocka_unit_test(opening_and_closing_do_not_disturb_each_other),
         cmocka_unit_test(every_durability_keeps_what_was_written),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -39,7 +39,7 @@ static int set_format(const char *folder, mode_t mode, const rst_format_entry *f
         code = rst_fail_lmdb(error, result, "writing the copy");
     }
     if (env.lmdb) {
-        mdb_env_close(env.lmdb);
+        rst_lmdb_close(env.lmdb);
     }
     return code;
 }

@@ -117,7 +117,7 @@ static int fill_folder(const char *folder, mode_t mode, const rst_format_entry *
         code = result ? rst_fail_lmdb(error, result, "creating") : RST_OK;
     }
     if (env.lmdb) {
-        mdb_env_close(env.lmdb);
+        rst_lmdb_close(env.lmdb);
     }
     char path[PATH_MAX];
     const char *names[] = {RST_DATA_FILE, RST_LOCK_FILE};

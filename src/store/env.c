@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/file.h>
 #include <unistd.h>
 
 #include "files.h"
@@ -99,6 +100,39 @@ int rst_fail_lmdb(rst_error *error, int result, const char *what)
 
 enum { DATABASE_COUNT = 6 };
 
+/* LMDB's opening and closing are not safe against each other: since 0.9.30 the last one to close
+ * destroys the locks in the lock file, also when somebody who opens at that moment has found them
+ * good.  Both are therefore done under this lock on the data file, which ends with its descriptor,
+ * and so with its process. */
+static int lock_data_file(const char *path)
+{
+    char data[PATH_MAX];
+    if (rst_path_join(data, path, RST_DATA_FILE, NULL) != RST_OK) {
+        return -1;
+    }
+    int fd = open(data, O_RDONLY | O_CLOEXEC);
+    while (fd >= 0 && flock(fd, LOCK_EX) != 0 && errno == EINTR) {
+    }
+    return fd; /* -1 where there is no file yet: nobody else can be opening it */
+}
+
+static void unlock_data_file(int fd)
+{
+    if (fd >= 0) {
+        close(fd);
+    }
+}
+
+void rst_lmdb_close(MDB_env *lmdb)
+{
+    int fd;
+    int lock = mdb_env_get_fd(lmdb, &fd) == 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
+    while (lock >= 0 && flock(lock, LOCK_EX) != 0 && errno == EINTR) {
+    }
+    mdb_env_close(lmdb);
+    unlock_data_file(lock);
+}
+
 int rst_lmdb_open(const char *path, unsigned flags, unsigned reader_count, mode_t mode,
                   uint64_t map_size, MDB_env **out, rst_error *error)
 {
@@ -112,17 +146,21 @@ int rst_lmdb_open(const char *path, unsigned flags, unsigned reader_count, mode_
     if (map_size) {
         mdb_env_set_mapsize(lmdb, (size_t)map_size);
     }
+    int lock = lock_data_file(path);
     /* Snapshots move between threads: no thread-local reader slots. */
     result = mdb_env_open(lmdb, path, flags | MDB_NOTLS, mode);
+    int fd;
+    if (!result && mdb_env_get_fd(lmdb, &fd) == 0) {
+        fcntl(fd, F_SETFD, FD_CLOEXEC);
+    }
     if (result) {
-        mdb_env_close(lmdb);
+        mdb_env_close(lmdb); /* before the lock ends */
+    }
+    unlock_data_file(lock);
+    if (result) {
         char what[PATH_MAX + 16];
         snprintf(what, sizeof what, "opening %s", path);
         return rst_fail_lmdb(error, result, what);
-    }
-    int fd;
-    if (mdb_env_get_fd(lmdb, &fd) == 0) {
-        fcntl(fd, F_SETFD, FD_CLOEXEC);
     }
     *out = lmdb;
     return RST_OK;
@@ -231,7 +269,7 @@ static int load(rst_env *env, rst_error *error)
 static void env_free(rst_env *env)
 {
     if (env->lmdb) {
-        mdb_env_close(env->lmdb);
+        rst_lmdb_close(env->lmdb);
     }
     free((void *)env->checked);
     free(env);
@@ -256,7 +294,7 @@ static int probe(const char *path, rst_format_entry *format, rst_error *error)
     int code = rst_lmdb_open(path, MDB_RDONLY, slots_to_ask_for(path), 0600, 0, &env.lmdb, error);
     if (!code) {
         code = load(&env, error);
-        mdb_env_close(env.lmdb);
+        rst_lmdb_close(env.lmdb);
         *format = env.format;
     }
     return code;

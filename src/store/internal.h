@@ -133,6 +133,7 @@ void rst_syncer_stop(rst_env *env);
 
 int rst_lmdb_open(const char *path, unsigned flags, unsigned reader_count, mode_t mode,
                   uint64_t map_size, MDB_env **out, rst_error *error);
+void rst_lmdb_close(MDB_env *lmdb);
 int rst_open_databases(rst_env *env, MDB_txn *txn, unsigned flags, rst_error *error);
 int rst_allocate_data(MDB_env *lmdb, uint64_t size, const char *path, rst_error *error);
 
