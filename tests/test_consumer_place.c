@@ -427,6 +427,36 @@ static void a_place_newer_than_the_store_is_refused(void **state)
     free(newer.data);
 }
 
+static void a_place_can_be_taken_whatever_the_durability(void **state)
+{
+    fixture *f = *state;
+    const rst_durability durabilities[] = {RST_DURABILITY_MEMORY, RST_DURABILITY_INTERVAL,
+                                           RST_DURABILITY_FULL};
+    for (int i = 0; i < 3; i++) {
+        const char *path = support_path(f->folder, "durable");
+        rst_create_options options = {.capacity_size = RST_CAPACITY_MIN,
+                                      .durability = durabilities[i],
+                                      .interval_ms = 3600000};
+        rst_store *stores[2];
+        assert_ok(rst_store_open(path, RST_OPEN_CREATE, &options, &stores[0], &f->error), f->error);
+        assert_ok(rst_store_open(path, RST_OPEN_READ_ONLY, NULL, &stores[1], &f->error), f->error);
+        assert_ok(rst_consumer_create(stores[0], NAME, SIZE, RST_START_OLDEST, NULL, &f->error),
+                  f->error);
+        for (int j = 0; j < 2; j++) { /* a handle that may sync, and one that may not */
+            bytes place;
+            assert_ok(
+                rst_consumer_place(stores[j], NAME, SIZE, &place.data, &place.size, &f->error),
+                f->error);
+            assert_ok(rst_consumer_commit(stores[0], NAME, SIZE, place.data, place.size, &f->error),
+                      f->error);
+            free(place.data);
+        }
+        assert_ok(rst_store_close(stores[1], &f->error), f->error);
+        assert_ok(rst_store_close(stores[0], &f->error), f->error);
+        support_remove_folder(strdup(path));
+    }
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
@@ -436,6 +466,7 @@ int main(void)
         TEST(a_place_holds_what_is_trained_and_nothing_later),
         TEST(a_settled_session_costs_nothing),
         TEST(a_place_belongs_to_its_consumer_and_store),
+        TEST(a_place_can_be_taken_whatever_the_durability),
         TEST(a_damaged_place_is_refused),
         TEST(a_made_up_place_is_refused),
         TEST(resume_gives_again_what_the_checkpoint_has_not),
