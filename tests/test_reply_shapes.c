@@ -180,6 +180,10 @@ static void all_rows_can_be_null(void **state)
     rst_record_free(record);
 }
 
+#define NO_PLAIN                                                                                   \
+    ",\"output_top_logprobs_idx_flat\":[],\"output_top_logprobs_val_flat\":[],"                    \
+    "\"output_top_logprobs_shape\":[0,0],\"output_top_logprobs_null_prefix\":0"
+
 static void a_reply_without_tokens_is_valid_in_every_form(void **state)
 {
     (void)state;
@@ -190,8 +194,7 @@ static void a_reply_without_tokens_is_valid_in_every_form(void **state)
         ",\"output_top_logprobs_shape\":[0,0],\"output_top_logprobs_null_prefix\":0",
         ",\"output_top_logprobs_idx_flat_b64\":\"\",\"output_top_logprobs_val_flat_b64\":"
         "\"\"," DTYPES ",\"output_top_logprobs_shape\":[0,2],\"output_top_logprobs_null_prefix\":0",
-        ",\"output_top_logprobs_idx_flat\":[],\"output_top_logprobs_val_flat\":[],"
-        "\"output_top_logprobs_shape\":[0,0],\"output_top_logprobs_null_prefix\":0",
+        NO_PLAIN,
         ",\"output_token_sampling_mask\":[],\"output_token_sampling_logprobs\":[]",
     };
     const rst_decode_options *const all[] = {&flat, &nested, &support};
