@@ -321,10 +321,30 @@ static int say_full(rst_store *store, int64_t timeout_ms, rst_error *error)
     return code;
 }
 
+/* LMDB hands out what a transaction freed not in the next one but in the one after it, and writers
+ * that wait at capacity commit nothing: without another commit the last release's pages would
+ * never come.  It is made once for each change of the totals, so that writers which wait together
+ * do not keep each other busy.  False when there is nothing new to be had. */
+static bool commit_again(rst_store *store, rst_totals_entry *seen)
+{
+    rst_write write;
+    if (rst_write_begin(store, &write, NULL) != RST_OK) {
+        return false;
+    }
+    if (memcmp(&write.totals, seen, sizeof *seen) == 0) {
+        rst_write_abort(&write);
+        return false;
+    }
+    *seen = write.totals;
+    write.changed = true;
+    return rst_write_commit(&write, NULL) == RST_OK;
+}
+
 static int apply_until(rst_store *store, plan *p, rst_change *changes, size_t count,
                        int64_t timeout_ms, rst_error *error)
 {
     rst_deadline deadline = rst_deadline_in(timeout_ms);
+    rst_totals_entry totals = {0};
     bool puts = false;
     for (size_t i = 0; i < count; i++) {
         puts |= changes[i].kind == RST_CHANGE_PUT;
@@ -335,6 +355,10 @@ static int apply_until(rst_store *store, plan *p, rst_change *changes, size_t co
         code = write_all(store, p, changes, count, error);
         if (code != RST_ERR_FULL || !puts) {
             return code;
+        }
+        if (commit_again(store, &totals)) {
+            code = plan_all(p, store, changes, count, error);
+            continue;
         }
         /* A dead reader may hold what was released. */
         int dead = 0;
