@@ -5,7 +5,7 @@
 
 #include "support.h"
 
-#include "reply/json.h"
+#include "reply/value.h"
 
 /* ---------------------------------------------------------------- fixtures */
 

@@ -4,7 +4,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "reply/number.h"
 #include "reply_support.h"
 
 static rst_json_reader reader;
@@ -20,11 +19,12 @@ static int read_float(void *context, const rst_json *json, rst_json_node root, r
 /* The number in the middle of a document, and at its very end. */
 static void assert_float(const char *text)
 {
-    static const char *const tails[] = {"]", ",\"and enough text behind it\"]", " ]"};
+    static const char *const tails[] = {"]", ",\"and enough text behind it\"]", " ]",
+                                        " ,\"and enough text behind it\"]"};
     double exact = strtod(text, NULL);
     float want = (float)exact;
     bool fits = isinf(exact) || !isinf(want);
-    for (size_t i = 0; i < 3; i++) {
+    for (size_t i = 0; i < 4; i++) {
         char document[512];
         float got = 1;
         int size = snprintf(document, sizeof document, "[%s%s", text, tails[i]);
@@ -132,6 +132,10 @@ static void numbers_of_every_spelling_are_read(void **state)
         "0.5e-5",
         "0.5e-05",
         "0.5E-5",
+        "0.5e-1",
+        "0.5e-2",
+        "0.25e-09",
+        "-0.125e-9",
         "0.5e5",
         "0.5e+5",
         "0.5e15",
@@ -225,6 +229,40 @@ static void integers_are_exact_or_refused(void **state)
             if (i.verdict == RST_JSON_NUMBER_FINE) {
                 assert_int_equal(i.value, cases[c].value);
             }
+        }
+    }
+}
+
+static int read_all(void *context, const rst_json *json, rst_json_node root, rst_error *error)
+{
+    int64_t whole;
+    float single;
+    double number;
+    (void)context;
+    (void)error;
+    assert_int_equal(rst_json_int64(json, root + 1, &whole), RST_JSON_NOT_NUMBER);
+    assert_int_equal(rst_json_float(json, root + 1, &single), RST_JSON_NOT_NUMBER);
+    assert_int_equal(rst_json_double(json, root + 1, &number), RST_JSON_NOT_NUMBER);
+    return RST_OK;
+}
+
+static void what_looks_like_a_number_is_none(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {
+        "\"0.5\"", "\"-0.5\"", "\".5e-1\"", "\".5e-2\"",   "\"12345678\"",
+        "\"1\"",   "\"\"",     "[0.25]",    "[-0.25,1]",   "{\"a\":0.5}",
+        "null",    "true",     "false",     "\"-.25e-1\"", "\"-0.25e-01\"",
+    };
+    static const char *const tails[] = {"]", " ]", ",\"and enough text behind it\"]"};
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        for (size_t t = 0; t < 3; t++) {
+            char document[128];
+            rst_error error;
+            int size = snprintf(document, sizeof document, "[%s%s", texts[i], tails[t]);
+            assert_ok(rst_json_with(&reader, at_the_edge(document, (size_t)size), (size_t)size,
+                                    read_all, NULL, &error),
+                      error);
         }
     }
 }
@@ -347,6 +385,7 @@ int main(void)
         cmocka_unit_test(floats_at_the_middle_of_two_are_right),
         cmocka_unit_test(numbers_of_every_spelling_are_read),
         cmocka_unit_test(integers_are_exact_or_refused),
+        cmocka_unit_test(what_looks_like_a_number_is_none),
         cmocka_unit_test(doubles_are_written_so_that_they_come_back),
         cmocka_unit_test(strings_are_unescaped),
         cmocka_unit_test(keys_are_known_in_any_spelling),

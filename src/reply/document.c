@@ -96,6 +96,19 @@ static inline __attribute__((always_inline)) bool number(const walk *w, uint32_t
            rst_json_usual_number(w->text + begin, size, room) || unusual_number(w, node);
 }
 
+static inline bool is_open(char c)
+{
+    return (c | 0x20) == '{'; /* '[' has that bit clear */
+}
+
+/* A value that begins with neither a bracket nor a '"'.  Where it begins like one, it is not the
+ * last node, so that there is a next one. */
+static inline __attribute__((always_inline)) bool scalar(const walk *w, uint32_t node, char first)
+{
+    bool named = first == 't' || first == 'f' || first == 'n';
+    return rst_json_begins_number(first) ? number(w, node) : named && literal(w, node);
+}
+
 /*
  * Check the whole grammar and note where brackets close.  The first node must open a bracket, the
  * last one (at count - 1) must close one, and one more place behind it must lead to the first node:
@@ -111,53 +124,31 @@ static bool check_grammar(walk *w, uint32_t count)
     const uint32_t *places = w->places;
     uint32_t depth = 0;
     uint32_t node = 0;
+    char first = text[places[0]];
 
 open:
     if (depth == RST_JSON_DEPTH_MAX) {
         return fault_at(w, node, "brackets are nested too deep");
     }
-    if (text[places[node]] == '{') {
-        w->open[depth++] = 2 * (uint64_t)node++;
-        if (text[places[node]] == '}') {
-            goto close;
-        }
-        goto key;
+    w->open[depth++] = 2 * (uint64_t)node++ + (first == '[');
+    if (first == '[') {
+        goto first_element;
     }
-    w->open[depth++] = 2 * (uint64_t)node++ + 1;
-    if (text[places[node]] == ']') {
+    if (text[places[node]] == '}') {
         goto close;
     }
-    if (text[places[node]] >= '0' && text[places[node]] <= '9') {
-        size_t begin = places[node];
-        size_t end = rst_json_integer_list(text + begin, w->size - begin);
-        if (end > 0) {
-            for (node++; places[node] != begin + end; node += 2) {
-            }
-            goto close;
-        }
-    }
-    goto element;
 
 key:
     if (text[places[node]] != '"' || text[places[node + 1]] != ':') {
         return fault_at(w, node, "an object's key and ':' should stand here");
     }
     node += 2;
-    switch (text[places[node]]) {
-    case '"':
-        break;
-    case '{':
-    case '[':
-        goto open;
-    case 't':
-    case 'f':
-    case 'n':
-        if (!literal(w, node)) {
-            return fault_at(w, node, "no JSON value");
+    first = text[places[node]];
+    if (first != '"') {
+        if (is_open(first)) {
+            goto open;
         }
-        break;
-    default:
-        if (!number(w, node)) {
+        if (!scalar(w, node, first)) {
             return fault_at(w, node, "no JSON value");
         }
     }
@@ -173,22 +164,28 @@ member_end:
     }
     goto close;
 
-element:
-    switch (text[places[node]]) {
-    case '"':
-        break;
-    case '{':
-    case '[':
-        goto open;
-    case 't':
-    case 'f':
-    case 'n':
-        if (!literal(w, node)) {
-            return fault_at(w, node, "no JSON value");
+first_element:
+    first = text[places[node]];
+    if (first == ']') {
+        goto close;
+    }
+    if (rst_json_is_digit(first)) {
+        size_t begin = places[node];
+        size_t end = rst_json_integer_list(text + begin, w->size - begin);
+        if (end > 0) {
+            for (node++; places[node] != begin + end; node += 2) {
+            }
+            goto close;
         }
-        break;
-    default:
-        if (!number(w, node)) {
+    }
+
+element:
+    first = text[places[node]];
+    if (first != '"') {
+        if (is_open(first)) {
+            goto open;
+        }
+        if (!scalar(w, node, first)) {
             return fault_at(w, node, "no JSON value");
         }
     }

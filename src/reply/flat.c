@@ -3,6 +3,7 @@
 
 #include "../base64/base64.h"
 #include "reply.h"
+#include "value.h"
 
 /* ---------------------------------------------------------------- shape */
 

@@ -122,10 +122,19 @@ static inline char rst_json_first(const rst_json *json, rst_json_node node)
     return json->text[json->places[node]];
 }
 
+static inline bool rst_json_is_digit(char c)
+{
+    return c >= '0' && c <= '9';
+}
+
+static inline bool rst_json_begins_number(char first)
+{
+    return first == '-' || rst_json_is_digit(first);
+}
+
 static inline bool rst_json_is_number(const rst_json *json, rst_json_node node)
 {
-    char first = rst_json_first(json, node);
-    return first == '-' || (first >= '0' && first <= '9');
+    return rst_json_begins_number(rst_json_first(json, node));
 }
 
 /* The node after a value: a ',' or the bracket that closes what the value is in. */
@@ -199,7 +208,7 @@ size_t rst_json_bad_escape(const char *text, size_t size);
 /* Length of the well-formed UTF-8 sequence at `in`, 0 when there is none. */
 size_t rst_json_utf8_length(const char *in, size_t size);
 
-/* ---------------------------------------------------------------- number.c */
+/* ---------------------------------------------------------------- value.h */
 
 typedef enum rst_json_number {
     RST_JSON_NUMBER_FINE,
@@ -207,14 +216,6 @@ typedef enum rst_json_number {
     RST_JSON_NOT_INTEGER, /* has a fraction or an exponent */
     RST_JSON_OUT_OF_RANGE /* does not fit: an int64_t; a float, as a finite double */
 } rst_json_number;
-
-rst_json_number rst_json_int64(const rst_json *json, rst_json_node node, int64_t *value);
-
-/* The number's double, rounded to float as Python's struct does it: a text over the range of double
- * is an infinity, a double over the range of float is RST_JSON_OUT_OF_RANGE. */
-rst_json_number rst_json_float(const rst_json *json, rst_json_node node, float *value);
-
-rst_json_number rst_json_double(const rst_json *json, rst_json_node node, double *value);
 
 #ifdef __cplusplus
 }

@@ -7,6 +7,7 @@
 
 #include "line.h"
 #include "reply.h"
+#include "value.h"
 
 /* One line while it is decoded. */
 typedef struct line_reading {

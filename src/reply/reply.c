@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "number.h"
+#include "value.h"
 
 const char *const rst_reply_fields[FIELD_COUNT] = {
     [FIELD_TOKENS] = "output_token_logprobs",
