@@ -309,27 +309,26 @@ static int measure_plain(reading *r)
 
 static int fill_plain(reading *r)
 {
-    size_t first = (size_t)r->null_prefix * r->k;
-    size_t end = (size_t)r->n * r->k;
-    rst_reply_fill_unused(r, 0, first);
-    if (first == end) {
+    size_t at = (size_t)r->null_prefix * r->k;
+    rst_reply_fill_unused(r, 0, at);
+    if (value_count(r) == 0) {
         return RST_OK;
     }
     rst_json_node id = rst_json_begin(r->json, r->fields[FIELD_IDX_PLAIN]);
     rst_json_node logprob = rst_json_begin(r->json, r->fields[FIELD_VAL_PLAIN]);
-    for (size_t i = first; i < end; i++) {
-        uint32_t row = (uint32_t)(i / r->k);
-        int64_t slot = (int64_t)(i % r->k);
-        int code = rst_reply_read_id(r, FIELD_IDX_PLAIN, id, row, slot, &r->slots.topk_ids[i]);
-        if (!code) {
-            code = rst_reply_read_logprob(r, FIELD_VAL_PLAIN, logprob, row, slot,
-                                          &r->slots.topk_logprobs[i]);
+    for (uint32_t row = r->null_prefix; row < r->n; row++) {
+        for (uint32_t slot = 0; slot < r->k; slot++, at++) {
+            int code = rst_reply_read_id(r, FIELD_IDX_PLAIN, id, row, slot, &r->slots.topk_ids[at]);
+            if (!code) {
+                code = rst_reply_read_logprob(r, FIELD_VAL_PLAIN, logprob, row, slot,
+                                              &r->slots.topk_logprobs[at]);
+            }
+            if (code) {
+                return code;
+            }
+            id = rst_json_next(r->json, id);
+            logprob = rst_json_next(r->json, logprob);
         }
-        if (code) {
-            return code;
-        }
-        id = rst_json_next(r->json, id);
-        logprob = rst_json_next(r->json, logprob);
     }
     return RST_OK;
 }

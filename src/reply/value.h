@@ -69,16 +69,18 @@ static inline uint64_t rst_json_first_digits(const char *text, uint64_t keep)
     return rst_json_eight_digits((eight & keep) | (UINT64_C(0x3030303030303030) & ~keep));
 }
 
-/* Take "e-5" or "e-05" off the end of a number, whose last byte is a digit. */
-static inline int rst_json_take_exponent(rst_json_number_text *n)
+/* Take "e-5" or "e-05" off the end of a number.  False for other spellings. */
+static inline bool rst_json_take_exponent(rst_json_number_text *n, int *exponent)
 {
     const char *end = n->text + n->size;
     size_t length = end[-4] == 'e' ? 4 : 3;
-    if (end[-(ptrdiff_t)length] != 'e' || end[1 - (ptrdiff_t)length] != '-') {
-        return 0;
+    if (end[-(ptrdiff_t)length] != 'e' || end[1 - (ptrdiff_t)length] != '-' ||
+        !rst_json_is_digit(end[-1])) { /* blanks may stand behind a number */
+        return false;
     }
     n->size -= length;
-    return -(10 * (length == 4 ? end[-2] - '0' : 0) + (end[-1] - '0'));
+    *exponent = -(10 * (length == 4 ? end[-2] - '0' : 0) + (end[-1] - '0'));
+    return true;
 }
 
 /*
@@ -98,22 +100,25 @@ static inline bool rst_json_quick_float(rst_json_number_text n, float *value)
     if (n.size < 4 || n.size > RST_JSON_USUAL_SIZE || n.room <= RST_JSON_USUAL_SIZE) {
         return false;
     }
-    if (!rst_json_is_digit(n.text[n.size - 1])) { /* no number, or blanks behind it */
-        return false;
-    }
     const char *point = n.text + negative + 1;
     uint64_t integer = (uint64_t)(point[-1] - '0');
     if (*point != '.') { /* two digits before it, or another spelling */
         integer = 10 * integer + (uint64_t)(*point++ - '0');
     }
-    int exponent = rst_json_take_exponent(&n);
-    const char *first = point + 1;
-    size_t count = (size_t)(n.text + n.size - first); /* digits of the fraction */
-    uint32_t others = rst_json_non_digit_bits(n.text) & ((UINT32_C(1) << n.size) - 1);
+    uint32_t others = rst_json_non_digit_bits(n.text);
     uint32_t expected = (uint32_t)negative | UINT32_C(1) << (point - n.text);
-    if (*point != '.' || others != expected || exponent < RST_JSON_EXPONENT_MIN) {
+    int exponent = 0;
+    if ((others & ((UINT32_C(1) << n.size) - 1)) != expected) {
+        if (!rst_json_take_exponent(&n, &exponent) || exponent < RST_JSON_EXPONENT_MIN ||
+            (others & ((UINT32_C(1) << n.size) - 1)) != expected) {
+            return false;
+        }
+    }
+    if (*point != '.') {
         return false;
     }
+    const char *first = point + 1;
+    size_t count = (size_t)(n.text + n.size - first); /* digits of the fraction */
     uint64_t high = rst_json_first_digits(first, rst_json_keep_first[count < 16 ? 16 - count : 0]);
     uint64_t low = rst_json_first_digits(first + 8, rst_json_keep_first[24 - count]);
     uint64_t digits = integer * unit + high * 100000000 + low;
