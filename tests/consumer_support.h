@@ -15,7 +15,7 @@
 
 #include "support.h"
 
-#include "store/consumer_internal.h"
+#include "store/consumer/consumer.h"
 
 #define NAME "trainer"
 #define SIZE (sizeof NAME - 1)

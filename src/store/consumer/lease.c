@@ -1,7 +1,7 @@
 /* What the holder of a lease says of it: trained on, handed back, still at work. */
 #include <string.h>
 
-#include "consumer_internal.h"
+#include "consumer.h"
 
 #define NS_PER_MS INT64_C(1000000)
 

@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "consumer_internal.h"
+#include "consumer.h"
 
 /* The first bytes of a small file, with a NUL; 0 when it cannot be read. */
 static size_t read_text(const char *path, char *out, size_t size)

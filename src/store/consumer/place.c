@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "consumer_internal.h"
+#include "consumer.h"
 
 #define PLACE_MAGIC UINT32_C(0x50545352) /* "RSTP" */
 #define PLACE_VERSION 1

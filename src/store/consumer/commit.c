@@ -1,7 +1,7 @@
 /* What becomes of a place: its checkpoint is safe, or training goes back to it. */
 #include <string.h>
 
-#include "consumer_internal.h"
+#include "consumer.h"
 
 /* Entries that one write transaction of a commit looks at: other processes wait for the lock. */
 #define COMMIT_BATCH 4096

@@ -23,7 +23,7 @@
 #include <string.h>
 #include <sys/random.h>
 
-#include "consumer_internal.h"
+#include "consumer.h"
 
 /* ---------------------------------------------------------------- entries */
 

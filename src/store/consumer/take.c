@@ -1,7 +1,7 @@
 /* Taking sessions. */
 #include <string.h>
 
-#include "consumer_internal.h"
+#include "consumer.h"
 
 /* Entries removed by one take: enough to keep up with releases by force, too few to be felt. */
 #define TAKE_SETTLE_LIMIT 256

@@ -1,7 +1,7 @@
 /* Which sessions may go: those that every consumer has committed. */
 #include <string.h>
 
-#include "consumer_internal.h"
+#include "consumer.h"
 
 /* Sessions found by one look; each look is a snapshot of its own, since an open one would keep what
  * is released from being used again. */

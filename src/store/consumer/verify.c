@@ -1,7 +1,7 @@
 /* Verifying a store: each consumer's entry and leases against the ready order. */
 #include <string.h>
 
-#include "consumer_internal.h"
+#include "consumer.h"
 
 typedef struct checker {
     rst_snapshot *snapshot;

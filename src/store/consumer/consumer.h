@@ -4,7 +4,7 @@
 
 #include <rollstore/consumer.h>
 
-#include "internal.h"
+#include "../internal.h"
 
 /* ---------------------------------------------------------------- a consumer's entry */
 

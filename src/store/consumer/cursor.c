@@ -1,7 +1,7 @@
 /* Walking a consumer's leases, and the ready order. */
 #include <string.h>
 
-#include "consumer_internal.h"
+#include "consumer.h"
 
 /* ---------------------------------------------------------------- leases */
 
