@@ -47,6 +47,12 @@ typedef struct session_target {
 bool find_target(rst_snapshot *snapshot, const char *text, uint64_t turn, bool by_key,
                  session_target *found);
 
+/* Call `each` for the sealed sessions after a place in the ready order, in that order, then for the
+ * open ones; it returns false when it wants no more.  An rst_code. */
+typedef bool session_function(void *context, const rst_session *session);
+int each_session(rst_snapshot *snapshot, bool sealed, bool open, uint64_t after,
+                 session_function *each, void *context, rst_error *error);
+
 /* ---------------------------------------------------------------- options that commands share */
 
 /* What a store is created with. */

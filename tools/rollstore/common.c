@@ -104,7 +104,8 @@ static int find_by_name(rst_snapshot *snapshot, const char *text, uint64_t turn,
     int code = rst_session_get(snapshot, text, strlen(text), &found->session, error);
     uint64_t suffix = NO_TURN;
     const char *colon = turn == NO_TURN ? turn_suffix(text, &suffix) : NULL;
-    if (code != RST_ERR_NOT_FOUND || !colon) {
+    bool none = code == RST_ERR_NOT_FOUND || strlen(text) > RST_SESSION_ID_SIZE_MAX;
+    if (!none || !colon) {
         return code;
     }
     code = rst_session_get(snapshot, text, (size_t)(colon - text), &found->session, error);
@@ -135,6 +136,49 @@ bool find_target(rst_snapshot *snapshot, const char *text, uint64_t turn, bool b
         found->turn = (uint32_t)turn;
     }
     return true;
+}
+
+/* ---------------------------------------------------------------- every session */
+
+/* *more: false when `each` wanted no more. */
+static int each_sealed(rst_snapshot *snapshot, uint64_t after, session_function *each,
+                       void *context, bool *more, rst_error *error)
+{
+    rst_session session;
+    int code = RST_OK;
+    while (*more && (code = rst_ready_next(snapshot, after, &session, error)) == RST_OK) {
+        *more = each(context, &session);
+        after = session.sequence;
+    }
+    return code == RST_ERR_NOT_FOUND ? RST_OK : code;
+}
+
+static int each_open(rst_snapshot *snapshot, session_function *each, void *context, bool *more,
+                     rst_error *error)
+{
+    rst_session session;
+    uint8_t key[RST_KEY_SIZE];
+    const uint8_t *after = NULL;
+    int code = RST_OK;
+    while (*more && (code = rst_session_next(snapshot, after, &session, error)) == RST_OK) {
+        if (session.state == RST_STATE_OPEN) {
+            *more = each(context, &session);
+        }
+        memcpy(key, session.key, sizeof key);
+        after = key;
+    }
+    return code == RST_ERR_NOT_FOUND ? RST_OK : code;
+}
+
+int each_session(rst_snapshot *snapshot, bool sealed, bool open, uint64_t after,
+                 session_function *each, void *context, rst_error *error)
+{
+    bool more = true;
+    int code = sealed ? each_sealed(snapshot, after, each, context, &more, error) : RST_OK;
+    if (code == RST_OK && open) {
+        code = each_open(snapshot, each, context, &more, error);
+    }
+    return code;
 }
 
 /* ---------------------------------------------------------------- shared options */

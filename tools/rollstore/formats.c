@@ -391,6 +391,14 @@ void npz_sample(npz_file *npz, const loaded_sample *sample)
     npz_add_text(npz, "session_id", session->id, session->id_size);
     const char *status = status_name(session->outcome.status);
     npz_add_text(npz, "status", status, strlen(status));
-    npz_add_f64(npz, "reward",
-                session->state == RST_STATE_OPEN ? (double)NAN : session->outcome.reward);
+    if (session->state == RST_STATE_OPEN) {
+        return;
+    }
+    npz_add_f64(npz, "reward", session->outcome.reward);
+    if (session->outcome.group_index != RST_NO_INDEX) {
+        npz_add_i64(npz, "group_index", session->outcome.group_index);
+    }
+    if (session->outcome.index != RST_NO_INDEX) {
+        npz_add_i64(npz, "index", session->outcome.index);
+    }
 }

@@ -30,8 +30,8 @@ typedef struct consumers_arguments {
 static void print_row(output *out, const rst_consumer *consumer)
 {
     char age[TEXT_SIZE];
-    output_format(out, "%8llu %8llu %8llu %9llu %8llu %6s  ",
-                  (unsigned long long)(consumer->waiting_count + consumer->free_count),
+    uint64_t waiting = consumer->waiting_count + consumer->free_count;
+    output_format(out, "%8llu %8llu %8llu %9llu %8llu %6s  ", (unsigned long long)waiting,
                   (unsigned long long)consumer->held_count,
                   (unsigned long long)consumer->trained_count,
                   (unsigned long long)consumer->committed_count,

@@ -174,7 +174,9 @@ static int print_recorded(output *out, const rst_session *session, const rst_tur
 
 /* ---------------------------------------------------------------- a session in each form */
 
-static int dump_turn(dump_run *run, const rst_session *session, uint32_t index, token_list *tokens)
+/* A turn that is not printed is read for its tokens, which later prompts begin with. */
+static int dump_turn(dump_run *run, const rst_session *session, uint32_t index, bool print,
+                     token_list *tokens)
 {
     rst_turn turn;
     rst_error error;
@@ -184,9 +186,9 @@ static int dump_turn(dump_run *run, const rst_session *session, uint32_t index, 
     if (!append_prompt(tokens, &turn)) {
         return fail("memory", "no memory for the prompt");
     }
-    if (run->arguments->form == FORM_TURNS) {
+    if (print && run->arguments->form == FORM_TURNS) {
         print_turn(&run->out, session, &turn);
-    } else if (print_recorded(&run->out, session, &turn, tokens, &error)) {
+    } else if (print && print_recorded(&run->out, session, &turn, tokens, &error)) {
         return fail_error(&error);
     }
     if (!append_tokens(tokens, turn.token_ids, turn.token_count)) {
@@ -200,7 +202,7 @@ static int dump_turns(dump_run *run, const rst_session *session)
     token_list tokens = {0};
     int status = STATUS_OK;
     for (uint32_t i = 0; i < session->turn_count && status == STATUS_OK; i++) {
-        status = dump_turn(run, session, i, &tokens);
+        status = dump_turn(run, session, i, true, &tokens);
         if (status == STATUS_OK && !output_write(&run->out)) {
             status = STATUS_FAILED;
         }
@@ -235,15 +237,14 @@ static int dump_session(dump_run *run, const rst_session *session)
                                                : dump_turns(run, session);
 }
 
-/* The same as in the whole session's dump, but only this turn's line. */
+/* The line that the whole session's dump has for it. */
 static int dump_one_turn(dump_run *run, const session_target *target)
 {
     token_list tokens = {0};
     int status = STATUS_OK;
     uint32_t first = run->arguments->form == FORM_REPLIES ? 0 : target->turn;
     for (uint32_t i = first; i <= target->turn && status == STATUS_OK; i++) {
-        run->out.size = 0; /* turns before it are read for their tokens */
-        status = dump_turn(run, &target->session, i, &tokens);
+        status = dump_turn(run, &target->session, i, i == target->turn, &tokens);
     }
     free(tokens.ids);
     if (status) {
@@ -270,65 +271,61 @@ static int dump_reply(dump_run *run, const session_target *target)
 
 /* ---------------------------------------------------------------- every session */
 
+typedef struct dump_all_run {
+    dump_run *run;
+    int status;
+} dump_all_run;
+
 /* A session that cannot be dumped is reported, and the others are dumped all the same; output that
  * cannot be written ends it. */
-static int dump_listed(dump_run *run, const rst_session *session, int *status)
+static bool dump_listed(void *context, const rst_session *session)
 {
-    int failed = dump_session(run, session);
-    *status = failed ? failed : *status;
-    return run->out.failed ? STATUS_FAILED : STATUS_OK;
+    dump_all_run *all = context;
+    int status = dump_session(all->run, session);
+    all->status = status ? status : all->status;
+    return !all->run->out.failed;
 }
 
 static int dump_all(dump_run *run)
 {
-    rst_session session;
+    dump_all_run all = {.run = run, .status = STATUS_OK};
     rst_error error;
-    int status = STATUS_OK;
-    int code;
-    uint64_t after = 0;
-    while ((code = rst_ready_next(run->snapshot, after, &session, &error)) == RST_OK) {
-        if (dump_listed(run, &session, &status)) {
-            return STATUS_FAILED;
-        }
-        after = session.sequence;
+    if (each_session(run->snapshot, true, true, 0, dump_listed, &all, &error)) {
+        return fail_error(&error);
     }
-    uint8_t key[RST_KEY_SIZE];
-    const uint8_t *last = NULL;
-    while (code == RST_ERR_NOT_FOUND &&
-           (code = rst_session_next(run->snapshot, last, &session, &error)) == RST_OK) {
-        if (session.state == RST_STATE_OPEN && dump_listed(run, &session, &status)) {
-            return STATUS_FAILED;
-        }
-        memcpy(key, session.key, sizeof key);
-        last = key;
-        code = RST_ERR_NOT_FOUND;
-    }
-    return code == RST_ERR_NOT_FOUND ? status : fail_error(&error);
+    return all.status;
 }
 
 /* ---------------------------------------------------------------- .npz */
 
-static int dump_npz(dump_run *run, const session_target *target)
+static int dump_npz_turn(const dump_run *run, const session_target *target)
 {
-    const char *path = run->arguments->npz;
     rst_error error;
     rst_turn turn;
-    loaded_sample sample = {0};
-    int code = target->has_turn ? rst_turn_get_by_key(run->snapshot, target->session.key,
-                                                      target->turn, &turn, &error)
-                                : sample_load(run->snapshot, &target->session,
-                                              &run->arguments->options, &sample, &error);
-    int status = code ? fail_error(&error) : STATUS_OK;
-    npz_file *npz = code ? NULL : npz_begin(path);
-    if (npz) {
-        if (target->has_turn) {
-            npz_turn(npz, &turn);
-        } else {
-            npz_sample(npz, &sample);
-        }
-        status = npz_end(npz) ? STATUS_OK : STATUS_FAILED;
+    if (rst_turn_get_by_key(run->snapshot, target->session.key, target->turn, &turn, &error)) {
+        return fail_error(&error);
+    }
+    npz_file *npz = npz_begin(run->arguments->npz);
+    if (!npz) {
+        return STATUS_FAILED;
+    }
+    npz_turn(npz, &turn);
+    return npz_end(npz) ? STATUS_OK : STATUS_FAILED;
+}
+
+static int dump_npz_sample(const dump_run *run, const session_target *target)
+{
+    rst_error error;
+    loaded_sample sample;
+    int status = STATUS_FAILED;
+    if (sample_load(run->snapshot, &target->session, &run->arguments->options, &sample, &error)) {
+        fail_error(&error);
     } else {
-        status = STATUS_FAILED;
+        npz_file *npz = npz_begin(run->arguments->npz);
+        if (npz) {
+            npz_sample(npz, &sample);
+            status = npz_end(npz) ? STATUS_OK : STATUS_FAILED;
+        }
     }
     sample_free(&sample);
     return status;
@@ -343,11 +340,11 @@ static int dump_target(dump_run *run, const char *name)
     if (!find_target(run->snapshot, name, arguments->turn, arguments->by_key, &target)) {
         return STATUS_FAILED;
     }
-    if (arguments->npz) {
-        return dump_npz(run, &target);
-    }
     if (arguments->form == FORM_SAMPLE && target.has_turn) {
         return fail_usage("dump", "--sample is of a session, not of a turn");
+    }
+    if (arguments->npz) {
+        return target.has_turn ? dump_npz_turn(run, &target) : dump_npz_sample(run, &target);
     }
     if (arguments->form == FORM_REPLY) {
         return target.has_turn ? dump_reply(run, &target)

@@ -190,14 +190,8 @@ static bool open_sources(char **paths, size_t count, ingest_source *sources, uin
         setrlimit(RLIMIT_NOFILE, &limit); /* else opening a file will say what is wrong */
     }
     bool known = true;
-    bool has_standard_input = false;
     *total = 0;
     for (size_t i = 0; i < count; i++) {
-        if (strcmp(paths[i], "-") == 0 && has_standard_input) {
-            fail("usage", "ingest: standard input is named twice");
-            return false;
-        }
-        has_standard_input |= strcmp(paths[i], "-") == 0;
         if (!open_source(paths[i], &sources[i], total, &known)) {
             return false;
         }
@@ -313,6 +307,13 @@ static int run(int argc, char **argv)
     arg_operands operands;
     if (!args_parse(argc, argv, options, 1, -1, &operands)) {
         return STATUS_USAGE;
+    }
+    int standard_inputs = 0;
+    for (int i = 1; i < operands.count; i++) {
+        standard_inputs += strcmp(operands.items[i], "-") == 0;
+    }
+    if (standard_inputs > 1) {
+        return fail_usage(argv[0], "standard input is named twice");
     }
     return ingest(&a, operands.items[0], operands.items + 1, (size_t)operands.count - 1);
 }

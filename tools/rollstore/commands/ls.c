@@ -74,8 +74,9 @@ static void print_row(ls_listing *listing, const rst_session *session)
 }
 
 /* False when the limit is reached. */
-static bool list_session(ls_listing *listing, const rst_session *session)
+static bool list_session(void *context, const rst_session *session)
 {
+    ls_listing *listing = context;
     if (!is_wanted(listing->arguments, session)) {
         return true;
     }
@@ -94,36 +95,6 @@ static bool list_session(ls_listing *listing, const rst_session *session)
     return true;
 }
 
-static int list_sealed(ls_listing *listing, rst_snapshot *snapshot, rst_error *error)
-{
-    rst_session session;
-    uint64_t after = listing->arguments->after;
-    int code;
-    while ((code = rst_ready_next(snapshot, after, &session, error)) == RST_OK) {
-        if (!list_session(listing, &session)) {
-            return RST_OK;
-        }
-        after = session.sequence;
-    }
-    return code == RST_ERR_NOT_FOUND ? RST_OK : code;
-}
-
-static int list_open(ls_listing *listing, rst_snapshot *snapshot, rst_error *error)
-{
-    rst_session session;
-    const uint8_t *after = NULL;
-    uint8_t key[RST_KEY_SIZE];
-    int code;
-    while ((code = rst_session_next(snapshot, after, &session, error)) == RST_OK) {
-        if (session.state == RST_STATE_OPEN && !list_session(listing, &session)) {
-            return RST_OK;
-        }
-        memcpy(key, session.key, sizeof key);
-        after = key;
-    }
-    return code == RST_ERR_NOT_FOUND ? RST_OK : code;
-}
-
 /* Everything is gathered before anything is printed: a pager that stands still must not keep the
  * snapshot open. */
 static int gather(ls_listing *listing, const char *path)
@@ -134,14 +105,9 @@ static int gather(ls_listing *listing, const char *path)
     }
     const ls_arguments *arguments = listing->arguments;
     rst_error error;
-    int code = RST_OK;
     bool both = arguments->open == arguments->sealed;
-    if (both || arguments->sealed) {
-        code = list_sealed(listing, reading.snapshot, &error);
-    }
-    if (code == RST_OK && (both || arguments->open)) {
-        code = list_open(listing, reading.snapshot, &error);
-    }
+    int code = each_session(reading.snapshot, both || arguments->sealed, both || arguments->open,
+                            arguments->after, list_session, listing, &error);
     int status = code == RST_OK ? STATUS_OK : fail_error(&error);
     reading_end(&reading);
     return status;

@@ -42,10 +42,10 @@ static void print_consumer(stat_run *run, const rst_consumer *consumer)
 {
     output *out = &run->out;
     char text[TEXT_SIZE];
+    uint64_t waiting = consumer->waiting_count + consumer->free_count;
     output_format(out, "%-12s ", "consumer");
     output_shown(out, consumer->name, consumer->name_size, 40);
-    output_format(out, ": %llu waiting, ",
-                  (unsigned long long)(consumer->waiting_count + consumer->free_count));
+    output_format(out, ": %llu waiting, ", (unsigned long long)waiting);
     output_format(
         out, "%llu held, %llu trained, %llu committed", (unsigned long long)consumer->held_count,
         (unsigned long long)consumer->trained_count, (unsigned long long)consumer->committed_count);
@@ -118,12 +118,15 @@ static void print_space(stat_run *run)
     output *out = &run->out;
     const rst_stat *stat = &run->stat;
     char text[TEXT_SIZE];
-    double part =
-        stat->format.map_size ? 100 * (double)stat->used_size / (double)stat->format.map_size : 0;
+    uint64_t capacity = stat->format.capacity_size;
+    uint64_t used =
+        stat->used_size < capacity ? stat->used_size : capacity; /* a release has more */
+    uint64_t unused = stat->free_size < capacity - used ? stat->free_size : capacity - used;
     print_label(out, "capacity");
-    output_format(out, "%s, ", size_text(stat->format.capacity_size, text));
-    output_format(out, "%s in use (%.0f%%), ", size_text(stat->used_size, text), part);
-    output_format(out, "%s free", size_text(stat->free_size, text));
+    output_format(out, "%s, ", size_text(capacity, text));
+    output_format(out, "%s in use (%.0f%%), ", size_text(used, text),
+                  capacity ? 100 * (double)used / (double)capacity : 0.0);
+    output_format(out, "%s free", size_text(unused, text));
     if (stat->pinned_size) {
         output_format(out, ", %s held by readers", size_text(stat->pinned_size, text));
     }
@@ -163,7 +166,8 @@ static void print_contents(stat_run *run)
     output_format(out, "%s released before\n", count_text(totals->released_count, text));
     print_label(out, "turns");
     output_format(out, "%s with ", count_text(totals->turn_count, text));
-    output_format(out, "%s tokens, ", count_text(totals->generated_count, text));
+    output_count(out, totals->generated_count, "token");
+    output_text(out, ", ");
     output_format(out, "%s\n", size_text(totals->value_size, text));
     print_label(out, "sequence");
     output_format(out, "next is %llu\n", (unsigned long long)totals->next_sequence);

@@ -53,7 +53,7 @@ static bool report_fatal(batch *b, const rst_error *error)
     return false;
 }
 
-bool batch_refuse(batch *b, const task *refused, const rst_error *error)
+static bool refuse(batch *b, const task *refused, const rst_error *error)
 {
     char text[ERROR_TEXT_SIZE];
     if (!damaged_add(&b->damaged, refused->key)) {
@@ -90,7 +90,7 @@ static bool refuse_damaged(batch *b, const batch_line *entry)
              line->kind == RST_LINE_END ? "session %.*s has refused lines, left open"
                                         : "session %.*s has a refused line before this turn",
              shown_size(line->session, line->session_size), line->session);
-    return batch_refuse(b, &entry->task, &error);
+    return refuse(b, &entry->task, &error);
 }
 
 /* ---------------------------------------------------------------- applying */
@@ -150,7 +150,7 @@ static bool apply_lines(batch *b, batch_line **lines, size_t count)
         return report_fatal(b, &error);
     }
     if (kept == 1) {
-        return batch_refuse(b, &lines[0]->task, &error);
+        return refuse(b, &lines[0]->task, &error);
     }
     return apply_lines(b, lines, kept / 2) && apply_lines(b, lines + kept / 2, kept - kept / 2);
 }
@@ -171,6 +171,12 @@ bool batch_flush(batch *b)
     b->count = 0;
     b->bytes = 0;
     return good;
+}
+
+/* The lines before it come first: it is only what follows that it makes unusable. */
+bool batch_refuse(batch *b, const task *refused, const rst_error *error)
+{
+    return batch_flush(b) && refuse(b, refused, error);
 }
 
 /* ---------------------------------------------------------------- decoding */

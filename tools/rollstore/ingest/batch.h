@@ -35,7 +35,7 @@ bool batch_begin(batch *batch, const ingest_settings *settings, int reports);
 bool batch_add(batch *batch, const task *added, const char *bytes);
 bool batch_flush(batch *batch);
 
-/* A line that could not even be read. */
+/* Refuse a line, here one that could not even be read. */
 bool batch_refuse(batch *batch, const task *refused, const rst_error *error);
 
 void batch_end(batch *batch);

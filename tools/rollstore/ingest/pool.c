@@ -110,9 +110,11 @@ static bool queue_room(pool_worker *w, size_t size)
     if (w->queue_capacity - w->queue_end >= size) {
         return true;
     }
-    memmove(w->queue, w->queue + w->queue_begin, w->queue_end - w->queue_begin);
-    w->queue_end -= w->queue_begin;
-    w->queue_begin = 0;
+    if (w->queue_begin) {
+        memmove(w->queue, w->queue + w->queue_begin, w->queue_end - w->queue_begin);
+        w->queue_end -= w->queue_begin;
+        w->queue_begin = 0;
+    }
     size_t wanted = w->queue_capacity ? w->queue_capacity : 4096;
     while (wanted - w->queue_end < size) {
         wanted *= 2;
