@@ -180,6 +180,7 @@ static void the_request_says_how_the_reply_is_read(void **state)
         uint32_t got;
     } cases[] = {
         {"\"top_logprobs\":2", TOKENS "," NESTED, RST_MODE_SELECTED, 0, 2},
+        {"\"top_logprobs\":null", TOKENS "," NESTED, RST_MODE_SELECTED, 3, 3},
         {"\"top_logprobs\":3", TOKENS "," NESTED, RST_MODE_SELECTED, 3, 3},
         {"\"return_flat_raw_output_top_logprobs\":false,\"top_logprobs\":2", TOKENS "," NESTED,
          RST_MODE_SELECTED, 0, 2},

@@ -54,6 +54,69 @@ static void long_strings_are_found_and_decoded(void **state)
     free(reply);
 }
 
+static char *long_base64(char *out, size_t size)
+{
+    for (size_t i = 0; i < size; i++) {
+        out[i] = "ABCDwxyz0189+/"[i * 7 % 14];
+    }
+    out[size] = '\0';
+    return out;
+}
+
+typedef struct attempts {
+    unsigned count;
+    unsigned decoded; /* long strings to ask for */
+    uint32_t cuts[2]; /* left out in each attempt */
+    int codes[2];     /* what each attempt returns */
+} attempts;
+
+static int attempt(void *context, const rst_json *json, rst_json_node root, rst_error *error)
+{
+    attempts *a = context;
+    rst_json_buffer buffer = {0};
+    rst_json_node node = rst_json_begin(json, root);
+    (void)error;
+    assert_true(a->count < 2);
+    a->cuts[a->count] = json->cut_count;
+    for (unsigned i = 0; i < a->decoded; i++) {
+        const char *text;
+        size_t size;
+        assert_int_equal(rst_json_long_string(json, node, &buffer, &text, &size), RST_OK);
+        assert_int_equal(size, 20000);
+        node = rst_json_next(json, node);
+    }
+    return a->codes[a->count++];
+}
+
+static void the_first_attempt_counts_when_all_was_decoded(void **state)
+{
+    (void)state;
+    static const struct {
+        attempts a;
+        unsigned count;
+        int code;
+    } cases[] = {
+        {{.decoded = 2}, 1, RST_OK},
+        {{.decoded = 1}, 2, RST_OK},
+        {{.decoded = 2, .codes = {RST_ERR_VALUE, RST_OK}}, 2, RST_OK},
+        {{.decoded = 2, .codes = {RST_ERR_VALUE, RST_ERR_SHAPE}}, 2, RST_ERR_SHAPE},
+    };
+    static char base64[20001];
+    long_base64(base64, 20000);
+    char *text = text_of("[\"%s\",\"%s\"]", base64, base64);
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        rst_json_reader reader = {0};
+        attempts a = cases[i].a;
+        assert_int_equal(rst_json_with(&reader, text, strlen(text), attempt, &a, NULL),
+                         cases[i].code);
+        assert_int_equal(a.count, cases[i].count);
+        assert_int_equal(a.cuts[0], 2);
+        assert_int_equal(a.cuts[1], 0);
+        rst_json_reader_free(&reader);
+    }
+    free(text);
+}
+
 /* A record is used again for replies of every size. */
 static void a_record_can_be_filled_with_longer_and_shorter_turns(void **state)
 {
@@ -156,15 +219,6 @@ static void escapes_in_a_long_string_are_read(void **state)
 static char *with_front(const char *reply, const char *front)
 {
     return text_of("{%s,%s", front, reply + 1);
-}
-
-static char *long_base64(char *out, size_t size)
-{
-    for (size_t i = 0; i < size; i++) {
-        out[i] = "ABCDwxyz0189+/"[i * 7 % 14];
-    }
-    out[size] = '\0';
-    return out;
 }
 
 static void long_strings_elsewhere_change_nothing(void **state)
@@ -403,6 +457,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(long_strings_are_found_and_decoded),
+        cmocka_unit_test(the_first_attempt_counts_when_all_was_decoded),
         cmocka_unit_test(a_record_can_be_filled_with_longer_and_shorter_turns),
         cmocka_unit_test(a_bad_character_is_found_at_its_place),
         cmocka_unit_test(a_bad_byte_in_a_long_string_is_bad_syntax),

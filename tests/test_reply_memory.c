@@ -98,6 +98,39 @@ static void claims_cost_nothing(void **state)
     }
 }
 
+static void a_k_that_is_only_claimed_costs_nothing(void **state)
+{
+    (void)state;
+    enum { N = 10000 };
+    char *tokens = malloc(N * 16);
+    char *out = tokens;
+    for (int i = 0; i < N; i++) {
+        out = stpcpy(out, i ? ",[-1,7,null]" : "[-1,7,null]");
+    }
+    char *text = text_of("{\"meta_info\":{\"output_token_logprobs\":[%s],"
+                         "\"output_top_logprobs_idx_flat\":[],\"output_top_logprobs_val_flat\":[],"
+                         "\"output_top_logprobs_shape\":[0,%u],"
+                         "\"output_top_logprobs_null_prefix\":%d}}",
+                         tokens, RST_TOPK_MAX, N);
+    size_t size = strlen(text);
+    rst_record *record = rst_record_new();
+    rst_error error;
+    watch(-1);
+    int code = rst_record_decode(record, text, size, NULL, &error);
+    unwatch();
+    assert_ok(code, error);
+    assert_true(together < 40 * size);
+    rst_turn turn;
+    rst_record_view(record, &turn);
+    assert_int_equal(turn.token_count, N);
+    assert_int_equal(turn.topk, 0);
+    assert_int_equal(turn.null_prefix, N);
+    assert_sound_record(record);
+    rst_record_free(record);
+    free(text);
+    free(tokens);
+}
+
 /* A few bytes for each one of the reply, and the record itself, however the bytes are meant. */
 static void memory_is_bounded_by_the_reply(void **state)
 {
@@ -257,6 +290,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(claims_cost_nothing),
+        cmocka_unit_test(a_k_that_is_only_claimed_costs_nothing),
         cmocka_unit_test(memory_is_bounded_by_the_reply),
         cmocka_unit_test(every_allocation_of_decoding_can_fail),
         cmocka_unit_test(every_allocation_of_a_refusal_can_fail),

@@ -132,6 +132,8 @@ static void numbers_of_every_spelling_are_read(void **state)
         "0.5e-5",
         "0.5e-05",
         "0.5E-5",
+        "0.000000000000000000001",
+        "0.0000000000000000000000",
         "0.5e-1",
         "0.5e-2",
         "0.25e-09",
@@ -173,6 +175,13 @@ static void numbers_of_every_spelling_are_read(void **state)
     for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
         assert_float(texts[i]);
     }
+    /* Too small and too large, against what the exponent's sign suggests. */
+    char *text = text_of("0.%0400d1e50", 0);
+    assert_float(text);
+    free(text);
+    text = text_of("1%0400de-50", 0);
+    assert_float(text);
+    free(text);
 }
 
 typedef struct integer {

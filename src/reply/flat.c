@@ -104,7 +104,9 @@ static int measure_shape(reading *r)
         return bad_shape(r, FIELD_SHAPE, r->fields[FIELD_SHAPE],
                          "has more candidates a token than a record holds");
     }
-    r->k = r->options->topk ? r->options->topk : (uint32_t)k;
+    /* Where no row is there to show it, a k that the reply only claims must not cost memory. */
+    bool shown = there > 0 || r->n == 0;
+    r->k = r->options->topk ? r->options->topk : shown ? (uint32_t)k : 0;
     return RST_OK;
 }
 

@@ -1,4 +1,19 @@
-/* What the parts of the reply decoder share.  Internal. */
+/*
+ * What the parts of the reply decoder share.  Internal.
+ *
+ * Where a reply leaves room, it is read so:
+ *   - of a key that stands twice in one object the last counts, as in Python's json;
+ *   - a field that is null counts as absent;
+ *   - base64 is read before numbers, and both arrays of a form must be there: forms are not mixed;
+ *   - null_prefix is needed, like shape;
+ *   - a logprob's text is rounded to double, then to float; beyond double it is an infinity, as in
+ *     Python, and then refused unless it is a candidate's -inf; beyond float it is refused;
+ *   - a token id is an integer in spelling too: 12.0 is none;
+ *   - null rows may stand anywhere in the nested form, and nowhere in support mode;
+ *   - without tokens, k of a shape may be 0, whatever was asked for;
+ *   - the weight version may be a number, and may stand in the chat reply's metadata instead;
+ *   - a choice's own finish_reason is preferred to that of its meta_info.
+ */
 #ifndef RST_SRC_REPLY_REPLY_H
 #define RST_SRC_REPLY_REPLY_H
 

@@ -87,9 +87,9 @@ static inline bool rst_json_take_exponent(rst_json_number_text *n, int *exponent
  * What is wanted is the double nearest to the text, rounded to float.  The product below is off the
  * exact value by the digits that are left out, less than 10^-12 of it, and by three roundings.  A
  * double has 29 bits more than a float: as long as these are not near one half, every double that
- * close by rounds to the same float, and the nearest one is among them.  Near one half (once in ten
- * thousand), outside the range where floats have all their bits, and for spellings that are rare,
- * the answer is false, and the exact way must be taken.
+ * close by rounds to the same float, and the nearest one is among them: the product is over 10^-35,
+ * where floats have all their bits.  Near one half (once in ten thousand), and for spellings that
+ * are rare, the answer is false, and the exact way must be taken.
  */
 static inline bool rst_json_quick_float(rst_json_number_text n, float *value)
 {
@@ -127,7 +127,7 @@ static inline bool rst_json_quick_float(rst_json_number_text n, float *value)
     uint64_t bits;
     memcpy(&bits, &product, sizeof bits);
     bool near_half = (bits & (2 * half - 1)) - (half - near) <= 2 * near;
-    if (near_half || digits < unit / 10000 || product < 1e-37) {
+    if (near_half || digits < unit / 10000) {
         *value = negative ? -0.0f : 0.0f;
         return digits == 0 && count <= 16;
     }
