@@ -107,10 +107,10 @@ int native_uint32(PyObject *object, void *out)
 
 /* ---------------------------------------------------------------- choices */
 
-static const char *const mode_names[] = {[RST_MODE_SELECTED] = "selected",
-                                         [RST_MODE_SUPPORT] = "support"};
-static const char *const request_names[] = {[RST_REQUEST_FLAT] = "flat",
-                                            [RST_REQUEST_NESTED] = "nested"};
+static const char *const mode_names[] = {
+    [RST_MODE_SELECTED] = "selected", [RST_MODE_SUPPORT] = "support"};
+static const char *const request_names[] = {
+    [RST_REQUEST_FLAT] = "flat", [RST_REQUEST_NESTED] = "nested"};
 static const char *const status_names[] = {[RST_STATUS_COMPLETED] = "completed",
                                            [RST_STATUS_TRUNCATED] = "truncated",
                                            [RST_STATUS_ABORTED] = "aborted",
@@ -263,8 +263,9 @@ static bool bad_dimensions(const char *name, int wanted, int got)
 
 static bool bad_id(const char *name, size_t index)
 {
-    native_raise_new(RST_ERR_VALUE, name, "%s[%zu]: a token id is from 0 to 2^31-1 (-1 in an "
-                                          "unused slot)",
+    native_raise_new(RST_ERR_VALUE, name,
+                     "%s[%zu]: a token id is from 0 to 2^31-1 (-1 in an "
+                     "unused slot)",
                      name, index);
     return false;
 }
@@ -379,10 +380,10 @@ bool native_ids_from(PyObject *object, const char *name, int dimensions, native_
         return false;
     }
     bool narrow_enough = PyArray_TYPE(array) == NPY_INT32;
-    PyArrayObject *used =
-        integers ? contiguous((PyObject *)array, narrow_enough ? NPY_INT32 : NPY_INT64)
-                 : (PyArrayObject *)PyArray_ZEROS(PyArray_NDIM(array), PyArray_DIMS(array),
-                                                  NPY_INT32, 0);
+    PyArrayObject *used = integers
+                              ? contiguous((PyObject *)array, narrow_enough ? NPY_INT32 : NPY_INT64)
+                              : (PyArrayObject *)PyArray_ZEROS(PyArray_NDIM(array),
+                                                               PyArray_DIMS(array), NPY_INT32, 0);
     Py_DECREF(array);
     if (!used) {
         return false;

@@ -8,8 +8,7 @@ PyTypeObject *native_plan_type;
 
 /* Sessions that were measured: how large their samples are, for one filling or several. */
 typedef struct PlanObject {
-    PyObject_HEAD
-    SnapshotObject *snapshot;
+    PyObject_HEAD SnapshotObject *snapshot;
     rst_sample_options options;
     rst_batch_size size;
     size_t count;
@@ -36,11 +35,9 @@ static bool measure(PlanObject *self, const rst_id *ids)
     }
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_batch_measure(handle, ids, self->count, &self->options, self->samples, &self->size,
-                             &error);
-    Py_END_ALLOW_THREADS
-    native_snapshot_leave(self->snapshot);
+    Py_BEGIN_ALLOW_THREADS code = rst_batch_measure(handle, ids, self->count, &self->options,
+                                                    self->samples, &self->size, &error);
+    Py_END_ALLOW_THREADS native_snapshot_leave(self->snapshot);
     if (code) {
         native_raise(&error);
     }
@@ -91,8 +88,8 @@ PyObject *native_snapshot_measure(PyObject *object, PyObject *args, PyObject *kw
     rst_sample_options options = RST_SAMPLE_OPTIONS_DEFAULT;
     unsigned long long token_max = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O&O&K:_measure", names, &sessions,
-                                     native_uint32, &options.topk, native_uint32,
-                                     &options.trim_max, &token_max)) {
+                                     native_uint32, &options.topk, native_uint32, &options.trim_max,
+                                     &token_max)) {
         return NULL;
     }
     options.token_max = token_max;
@@ -199,7 +196,7 @@ PyDoc_STRVAR(pack_doc,
 
 static PyObject *plan_pack(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"tokens",    "cu_seqlens",    "loss_mask",           "rollout_logprobs",
+    static char *names[] = {"tokens",   "cu_seqlens",    "loss_mask",           "rollout_logprobs",
                             "topk_ids", "topk_logprobs", "cu_response_seqlens", "threads",
                             NULL};
     PlanObject *self = (PlanObject *)object;
@@ -231,10 +228,9 @@ static PyObject *plan_pack(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_batch_pack(handle, self->samples, self->count, &self->options, &a, threads, &error);
-    Py_END_ALLOW_THREADS
-    return finish(self, code, &error);
+    Py_BEGIN_ALLOW_THREADS code =
+        rst_batch_pack(handle, self->samples, self->count, &self->options, &a, threads, &error);
+    Py_END_ALLOW_THREADS return finish(self, code, &error);
 }
 
 PyDoc_STRVAR(pad_doc,
@@ -245,9 +241,9 @@ PyDoc_STRVAR(pad_doc,
 
 static PyObject *plan_pad(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"length",          "response_length", "pad_id",        "tokens",
-                            "token_counts",    "loss_mask",       "rollout_logprobs", "topk_ids",
-                            "topk_logprobs",   "response_counts", "threads",       NULL};
+    static char *names[] = {"length",        "response_length", "pad_id",           "tokens",
+                            "token_counts",  "loss_mask",       "rollout_logprobs", "topk_ids",
+                            "topk_logprobs", "response_counts", "threads",          NULL};
     PlanObject *self = (PlanObject *)object;
     PyObject *o[7] = {Py_None, Py_None, Py_None, Py_None, Py_None, Py_None, Py_None};
     unsigned long long length;
@@ -282,10 +278,9 @@ static PyObject *plan_pad(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_batch_pad(handle, self->samples, self->count, &self->options, &a, threads, &error);
-    Py_END_ALLOW_THREADS
-    return finish(self, code, &error);
+    Py_BEGIN_ALLOW_THREADS code =
+        rst_batch_pad(handle, self->samples, self->count, &self->options, &a, threads, &error);
+    Py_END_ALLOW_THREADS return finish(self, code, &error);
 }
 
 /* ---------------------------------------------------------------- the type */

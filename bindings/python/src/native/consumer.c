@@ -116,11 +116,10 @@ static PyObject *consumer_create(PyObject *self, PyObject *args)
     int created = 0;
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_consumer_create(call.handle, call.name.data, call.name.size,
-                               newest ? RST_START_NEWEST : RST_START_OLDEST, &created, &error);
-    Py_END_ALLOW_THREADS
-    call_end(&call);
+    Py_BEGIN_ALLOW_THREADS code =
+        rst_consumer_create(call.handle, call.name.data, call.name.size,
+                            newest ? RST_START_NEWEST : RST_START_OLDEST, &created, &error);
+    Py_END_ALLOW_THREADS call_end(&call);
     return code ? native_raise(&error) : PyBool_FromLong(created);
 }
 
@@ -134,10 +133,9 @@ static PyObject *consumer_drop(PyObject *self, PyObject *name)
     }
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_consumer_drop(call.handle, call.name.data, call.name.size, &error);
-    Py_END_ALLOW_THREADS
-    call_end(&call);
+    Py_BEGIN_ALLOW_THREADS code =
+        rst_consumer_drop(call.handle, call.name.data, call.name.size, &error);
+    Py_END_ALLOW_THREADS call_end(&call);
     return code ? native_raise(&error) : Py_NewRef(Py_None);
 }
 
@@ -159,11 +157,10 @@ static PyObject *take(consumer_call *call, size_t max, int64_t lease_ms,
     bool on = true;
     do {
         int64_t slice = native_patience_slice(patience);
-        Py_BEGIN_ALLOW_THREADS
-        code = rst_consumer_take(call->handle, call->name.data, call->name.size, max, lease_ms,
-                                 slice, leases, &count, &error);
-        Py_END_ALLOW_THREADS
-        on = code != RST_ERR_TIMEOUT || native_store_may_wait_on(call->store);
+        Py_BEGIN_ALLOW_THREADS code =
+            rst_consumer_take(call->handle, call->name.data, call->name.size, max, lease_ms, slice,
+                              leases, &count, &error);
+        Py_END_ALLOW_THREADS on = code != RST_ERR_TIMEOUT || native_store_may_wait_on(call->store);
     } while (on && code == RST_ERR_TIMEOUT && !native_patience_over(patience));
     PyObject *list = on && code == 0 ? lease_list(leases, count) : NULL;
     free(leases);
@@ -221,10 +218,9 @@ static PyObject *with_leases(PyObject *self, PyObject *args, const char *format,
     if (call_begin(&call, self, name)) {
         rst_error error;
         int code;
-        Py_BEGIN_ALLOW_THREADS
-        code = function(call.handle, call.name.data, call.name.size, leases, count, &error);
-        Py_END_ALLOW_THREADS
-        call_end(&call);
+        Py_BEGIN_ALLOW_THREADS code =
+            function(call.handle, call.name.data, call.name.size, leases, count, &error);
+        Py_END_ALLOW_THREADS call_end(&call);
         result = code ? native_raise(&error) : Py_NewRef(Py_None);
     }
     free(leases);
@@ -269,11 +265,9 @@ static PyObject *consumer_renew(PyObject *self, PyObject *args)
     if (call_begin(&call, self, name)) {
         rst_error error;
         int code;
-        Py_BEGIN_ALLOW_THREADS
-        code = rst_consumer_renew(call.handle, call.name.data, call.name.size, leases, count,
-                                  lease_ms, &error);
-        Py_END_ALLOW_THREADS
-        call_end(&call);
+        Py_BEGIN_ALLOW_THREADS code = rst_consumer_renew(
+            call.handle, call.name.data, call.name.size, leases, count, lease_ms, &error);
+        Py_END_ALLOW_THREADS call_end(&call);
         result = code ? native_raise(&error) : lease_list(leases, count);
     }
     free(leases);
@@ -294,10 +288,9 @@ static PyObject *consumer_place(PyObject *self, PyObject *name)
     size_t size = 0;
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_consumer_place(call.handle, call.name.data, call.name.size, &place, &size, &error);
-    Py_END_ALLOW_THREADS
-    call_end(&call);
+    Py_BEGIN_ALLOW_THREADS code =
+        rst_consumer_place(call.handle, call.name.data, call.name.size, &place, &size, &error);
+    Py_END_ALLOW_THREADS call_end(&call);
     if (code) {
         return native_raise(&error);
     }
@@ -321,11 +314,9 @@ static PyObject *consumer_commit(PyObject *self, PyObject *args)
     if (call_begin(&call, self, name)) {
         rst_error error;
         int code;
-        Py_BEGIN_ALLOW_THREADS
-        code = rst_consumer_commit(call.handle, call.name.data, call.name.size, place.buf,
-                                   (size_t)place.len, &error);
-        Py_END_ALLOW_THREADS
-        call_end(&call);
+        Py_BEGIN_ALLOW_THREADS code = rst_consumer_commit(
+            call.handle, call.name.data, call.name.size, place.buf, (size_t)place.len, &error);
+        Py_END_ALLOW_THREADS call_end(&call);
         result = code ? native_raise(&error) : Py_NewRef(Py_None);
     }
     PyBuffer_Release(&place);
@@ -348,11 +339,10 @@ static PyObject *consumer_resume(PyObject *self, PyObject *args)
         uint64_t lost = 0;
         rst_error error;
         int code;
-        Py_BEGIN_ALLOW_THREADS
-        code = rst_consumer_resume(call.handle, call.name.data, call.name.size, place.buf,
-                                   (size_t)place.len, &lost, &error);
-        Py_END_ALLOW_THREADS
-        call_end(&call);
+        Py_BEGIN_ALLOW_THREADS code =
+            rst_consumer_resume(call.handle, call.name.data, call.name.size, place.buf,
+                                (size_t)place.len, &lost, &error);
+        Py_END_ALLOW_THREADS call_end(&call);
         result = code ? native_raise(&error) : PyLong_FromUnsignedLongLong(lost);
     }
     PyBuffer_Release(&place);
@@ -380,10 +370,8 @@ static PyObject *release_consumed(PyObject *object, PyObject *args, PyObject *kw
     uint64_t released = 0;
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_release_consumed(handle, max, &released, &error);
-    Py_END_ALLOW_THREADS
-    native_store_leave(self);
+    Py_BEGIN_ALLOW_THREADS code = rst_release_consumed(handle, max, &released, &error);
+    Py_END_ALLOW_THREADS native_store_leave(self);
     return code ? native_raise(&error) : PyLong_FromUnsignedLongLong(released);
 }
 

@@ -72,8 +72,8 @@ static bool describe(int type, uint8_t *code, uint8_t *size)
         int type;
         uint8_t code;
         uint8_t size;
-    } known[] = {{NPY_INT32, DL_INT, 4},    {NPY_FLOAT32, DL_FLOAT, 4}, {NPY_UINT8, DL_UINT, 1},
-                 {NPY_INT64, DL_INT, 8},    {NPY_FLOAT64, DL_FLOAT, 8}, {NPY_INT16, DL_INT, 2},
+    } known[] = {{NPY_INT32, DL_INT, 4},     {NPY_FLOAT32, DL_FLOAT, 4}, {NPY_UINT8, DL_UINT, 1},
+                 {NPY_INT64, DL_INT, 8},     {NPY_FLOAT64, DL_FLOAT, 8}, {NPY_INT16, DL_INT, 2},
                  {NPY_FLOAT16, DL_FLOAT, 2}, {NPY_INT8, DL_INT, 1}};
     for (size_t i = 0; i < sizeof known / sizeof *known; i++) {
         if (known[i].type == type) {
@@ -143,6 +143,5 @@ PyObject *native_dlpack(PyObject *module, PyObject *object)
         return NULL;
     }
     return native_dlpack_capsule(object, PyArray_DATA(array), PyArray_TYPE(array),
-                                 PyArray_NDIM(array), PyArray_DIMS(array),
-                                 PyArray_STRIDES(array));
+                                 PyArray_NDIM(array), PyArray_DIMS(array), PyArray_STRIDES(array));
 }

@@ -91,9 +91,8 @@ static PyObject *number_or_none(int64_t number, int64_t none)
 
 static PyObject *raise_as(PyObject *type, const char *kind, const rst_error *error)
 {
-    PyObject *arguments =
-        Py_BuildValue("(N)", PyUnicode_DecodeUTF8(error->message, (Py_ssize_t)strlen(error->message),
-                                                  "replace"));
+    PyObject *arguments = Py_BuildValue(
+        "(N)", PyUnicode_DecodeUTF8(error->message, (Py_ssize_t)strlen(error->message), "replace"));
     PyObject *named = Py_BuildValue(
         "{s:i,s:s,s:N,s:N,s:N,s:N}", "code", error->code, "kind", kind, "field",
         text_or_none(error->field), "offset", number_or_none(error->offset, -1), "index",

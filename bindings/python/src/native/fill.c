@@ -18,10 +18,8 @@ static bool set_prompt(PyObject *ids, rst_record *record)
     }
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_record_set_prompt(record, prompt.data, prompt.count, &error);
-    Py_END_ALLOW_THREADS
-    native_array_clear(&prompt);
+    Py_BEGIN_ALLOW_THREADS code = rst_record_set_prompt(record, prompt.data, prompt.count, &error);
+    Py_END_ALLOW_THREADS native_array_clear(&prompt);
     if (code) {
         native_raise(&error);
     }
@@ -54,10 +52,8 @@ static bool fill_from_turn(TurnObject *source, const native_fill *fill, rst_reco
     rst_error error;
     int code;
     native_turn_pin(source);
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_record_set(record, &turn, &error);
-    Py_END_ALLOW_THREADS
-    native_turn_unpin(source);
+    Py_BEGIN_ALLOW_THREADS code = rst_record_set(record, &turn, &error);
+    Py_END_ALLOW_THREADS native_turn_unpin(source);
     if (code) {
         native_raise(&error);
         return false;
@@ -122,13 +118,12 @@ static bool take_arrays(const native_arrays *a, given *g, rst_turn *turn)
         !native_floats_from(a->token_logprobs, "token_logprobs", 1, &g->token_logprobs)) {
         return false;
     }
-    if (candidates && (!native_ids_from(a->topk_ids, "topk_ids", 2, &g->topk_ids) ||
-                       !native_floats_from(a->topk_logprobs, "topk_logprobs", 2,
-                                           &g->topk_logprobs))) {
+    if (candidates &&
+        (!native_ids_from(a->topk_ids, "topk_ids", 2, &g->topk_ids) ||
+         !native_floats_from(a->topk_logprobs, "topk_logprobs", 2, &g->topk_logprobs))) {
         return false;
     }
-    if (a->prompt != Py_None &&
-        !native_ids_from(a->prompt, "prompt", 1, &g->prompt_ids)) {
+    if (a->prompt != Py_None && !native_ids_from(a->prompt, "prompt", 1, &g->prompt_ids)) {
         return false;
     }
     size_t n = g->token_ids.count;
@@ -234,8 +229,7 @@ bool native_fill_arrays(const native_arrays *arrays, rst_record *record)
     rst_error error;
     int code = 0;
     if (fine) {
-        Py_BEGIN_ALLOW_THREADS
-        code = rst_record_set(record, &turn, &error);
+        Py_BEGIN_ALLOW_THREADS code = rst_record_set(record, &turn, &error);
         Py_END_ALLOW_THREADS
     }
     given_clear(&g);

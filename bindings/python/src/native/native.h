@@ -136,8 +136,8 @@ typedef struct native_json {
     native_gap *gaps;
     size_t gap_count;
     size_t gap_capacity;
-    bool no_gaps; /* write every string out, escapes and all */
-    bool floats;  /* numbers that will be read as float32 may be written as such */
+    bool no_gaps;       /* write every string out, escapes and all */
+    bool floats;        /* numbers that will be read as float32 may be written as such */
     const char *member; /* which one is being written, for errors */
 } native_json;
 
@@ -165,11 +165,10 @@ typedef struct native_worker {
 } native_worker;
 
 typedef struct StoreObject {
-    PyObject_HEAD
-    rst_store *handle;   /* NULL when closed */
-    char *path;          /* as the operating system spells it */
-    unsigned flags;      /* to open it again with */
-    uint64_t generation; /* native_fork_generation when the handle was opened */
+    PyObject_HEAD rst_store *handle; /* NULL when closed */
+    char *path;                      /* as the operating system spells it */
+    unsigned flags;                  /* to open it again with */
+    uint64_t generation;             /* native_fork_generation when the handle was opened */
     bool closing;
     Py_ssize_t running; /* calls in the library */
     native_worker *idle;
@@ -211,13 +210,12 @@ extern PyMethodDef native_consumer_methods[]; /* of the store; consumer.c */
 /* ---------------------------------------------------------------- snapshot.c */
 
 typedef struct SnapshotObject {
-    PyObject_HEAD
-    StoreObject *store;
+    PyObject_HEAD StoreObject *store;
     rst_snapshot *handle; /* NULL when closed */
     uint64_t generation;
     uint64_t id;
-    Py_ssize_t arrays; /* views of the map that are alive */
-    bool abandoned;    /* close when the last array goes */
+    Py_ssize_t arrays;    /* views of the map that are alive */
+    bool abandoned;       /* close when the last array goes */
     pthread_mutex_t lock; /* a snapshot is used by one thread at a time */
 } SnapshotObject;
 
@@ -240,8 +238,7 @@ PyObject *native_session_tuple(const rst_session *session);
 
 /* One decoded reply in memory of its own. */
 typedef struct MemoryObject {
-    PyObject_HEAD
-    rst_record *record;
+    PyObject_HEAD rst_record *record;
     Py_ssize_t arrays; /* views that are alive */
     bool busy;         /* a thread without the GIL works on the record */
 } MemoryObject;
@@ -268,9 +265,8 @@ extern const char native_dlpack_doc[];
 /* ---------------------------------------------------------------- turn.c */
 
 typedef struct TurnObject {
-    PyObject_HEAD
-    PyObject *owner; /* a SnapshotObject or a MemoryObject */
-    rst_turn turn;   /* of a snapshot; a memory is asked each time */
+    PyObject_HEAD PyObject *owner; /* a SnapshotObject or a MemoryObject */
+    rst_turn turn;                 /* of a snapshot; a memory is asked each time */
 } TurnObject;
 
 extern PyTypeObject *native_turn_type;
@@ -294,8 +290,8 @@ extern const char native_decode_line_doc[];
 /* What is put beside a reply's bytes. */
 typedef struct native_fill {
     rst_decode_options decode;
-    PyObject *prompt;     /* or NULL, None */
-    double temperature;   /* NaN for none */
+    PyObject *prompt;   /* or NULL, None */
+    double temperature; /* NaN for none */
 } native_fill;
 
 /* Fill the record from a reply: bytes-like, str, dict, or a turn.  json: memory for a dict's text.

@@ -71,25 +71,23 @@ static int decode(native_reply *reply, native_json *json, const decoding *d, rst
 {
     int code = 0;
     bool plain = true;
-    Py_BEGIN_ALLOW_THREADS
-    if (reply->dict) {
+    Py_BEGIN_ALLOW_THREADS if (reply->dict)
+    {
         plain = native_json_fill_gaps(json);
     }
     if (plain) {
         code = decode_text(d, reply->dict ? json->text : reply->data,
                            reply->dict ? json->size : reply->size, error);
     }
-    Py_END_ALLOW_THREADS
-    if (plain) {
+    Py_END_ALLOW_THREADS if (plain)
+    {
         return code;
     }
     if (!write_out(reply, json)) {
         return -1;
     }
-    Py_BEGIN_ALLOW_THREADS
-    code = decode_text(d, json->text, json->size, error);
-    Py_END_ALLOW_THREADS
-    return code;
+    Py_BEGIN_ALLOW_THREADS code = decode_text(d, json->text, json->size, error);
+    Py_END_ALLOW_THREADS return code;
 }
 
 int native_reply_decode(native_reply *reply, native_json *json, rst_record *record,

@@ -29,10 +29,9 @@ rst_snapshot *native_snapshot_enter(SnapshotObject *self)
         return NULL;
     }
     if (pthread_mutex_trylock(&self->lock) != 0) {
-        Py_BEGIN_ALLOW_THREADS
-        pthread_mutex_lock(&self->lock);
-        Py_END_ALLOW_THREADS
-        if (!native_snapshot_usable(self)) { /* it was closed meanwhile */
+        Py_BEGIN_ALLOW_THREADS pthread_mutex_lock(&self->lock);
+        Py_END_ALLOW_THREADS if (!native_snapshot_usable(self))
+        { /* it was closed meanwhile */
             pthread_mutex_unlock(&self->lock);
             return NULL;
         }
@@ -121,10 +120,9 @@ static bool no_arrays_out(const SnapshotObject *self)
     return false;
 }
 
-PyDoc_STRVAR(close_doc,
-             "close($self, /)\n--\n\n"
-             "End the snapshot; closing twice is fine.\n\n"
-             "BusyError (a BufferError) while arrays or tensors of it are alive.");
+PyDoc_STRVAR(close_doc, "close($self, /)\n--\n\n"
+                        "End the snapshot; closing twice is fine.\n\n"
+                        "BusyError (a BufferError) while arrays or tensors of it are alive.");
 
 static PyObject *snapshot_close(PyObject *object, PyObject *unused)
 {
@@ -293,10 +291,10 @@ static PyObject *snapshot_turn(PyObject *object, PyObject *const *args, Py_ssize
 
 static PyObject *consumer_tuple(const rst_consumer *c)
 {
-    return Py_BuildValue("(NKKKKKKKKKKLL)", native_text(c->name, c->name_size), c->next,
-                         c->settled, c->waiting_count, c->free_count, c->held_count,
-                         c->trained_count, c->committed_count, c->given_total, c->again_total,
-                         c->trained_total, c->created_ns, c->changed_ns);
+    return Py_BuildValue("(NKKKKKKKKKKLL)", native_text(c->name, c->name_size), c->next, c->settled,
+                         c->waiting_count, c->free_count, c->held_count, c->trained_count,
+                         c->committed_count, c->given_total, c->again_total, c->trained_total,
+                         c->created_ns, c->changed_ns);
 }
 
 PyDoc_STRVAR(consumer_doc, "_consumer($self, name, /)\n--\n\n"
@@ -400,8 +398,8 @@ static PyMethodDef methods[] = {
     {"_turn", (PyCFunction)(void (*)(void))snapshot_turn, METH_FASTCALL, turn_doc},
     {"_consumer", snapshot_consumer, METH_O, consumer_doc},
     {"_consumers", snapshot_consumers, METH_NOARGS, consumers_doc},
-    {"_measure", (PyCFunction)(void (*)(void))native_snapshot_measure,
-     METH_VARARGS | METH_KEYWORDS, native_snapshot_measure_doc},
+    {"_measure", (PyCFunction)(void (*)(void))native_snapshot_measure, METH_VARARGS | METH_KEYWORDS,
+     native_snapshot_measure_doc},
     {0},
 };
 

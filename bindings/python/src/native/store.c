@@ -129,8 +129,7 @@ bool native_store_may_wait_on(StoreObject *self)
 
 static PyObject *store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"path",     "flags",    "capacity", "durability",
-                            "interval", "readers", NULL};
+    static char *names[] = {"path", "flags", "capacity", "durability", "interval", "readers", NULL};
     PyObject *path_bytes = NULL;
     unsigned flags = 0;
     rst_create_options create = {0};
@@ -138,9 +137,9 @@ static PyObject *store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     unsigned durability = 0;
     unsigned interval_ms = 0;
     unsigned readers = 0;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&|IKIII:Store", names,
-                                     PyUnicode_FSConverter, &path_bytes, &flags, &capacity,
-                                     &durability, &interval_ms, &readers)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O&|IKIII:Store", names, PyUnicode_FSConverter,
+                                     &path_bytes, &flags, &capacity, &durability, &interval_ms,
+                                     &readers)) {
         return NULL;
     }
     create.capacity_size = capacity;
@@ -160,10 +159,9 @@ static PyObject *store_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     rst_store *handle;
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_store_open(path, flags, &create, &handle, &error);
-    Py_END_ALLOW_THREADS
-    if (code) {
+    Py_BEGIN_ALLOW_THREADS code = rst_store_open(path, flags, &create, &handle, &error);
+    Py_END_ALLOW_THREADS if (code)
+    {
         Py_DECREF(self);
         return native_raise(&error);
     }
@@ -176,10 +174,9 @@ static bool wait_for_calls(StoreObject *self)
 {
     const struct timespec pause = {.tv_nsec = 1000000};
     while (self->running > 0) {
-        Py_BEGIN_ALLOW_THREADS
-        nanosleep(&pause, NULL);
-        Py_END_ALLOW_THREADS
-        if (PyErr_CheckSignals() < 0) {
+        Py_BEGIN_ALLOW_THREADS nanosleep(&pause, NULL);
+        Py_END_ALLOW_THREADS if (PyErr_CheckSignals() < 0)
+        {
             return false;
         }
     }
@@ -199,10 +196,8 @@ static bool close_handle(StoreObject *self)
         int code;
         rst_store *handle = self->handle;
         self->running++; /* keeps a second close out */
-        Py_BEGIN_ALLOW_THREADS
-        code = rst_store_close(handle, &error);
-        Py_END_ALLOW_THREADS
-        self->running--;
+        Py_BEGIN_ALLOW_THREADS code = rst_store_close(handle, &error);
+        Py_END_ALLOW_THREADS self->running--;
         if (code) {
             native_raise(&error);
             fine = false;
@@ -214,11 +209,12 @@ static bool close_handle(StoreObject *self)
     return fine;
 }
 
-PyDoc_STRVAR(close_doc,
-             "close($self, /)\n--\n\n"
-             "Close the store; closing twice is fine.\n\n"
-             "Waits for calls that other threads are in; of those, waits (for space, for sessions)\n"
-             "end with ClosedError. BusyError while snapshots are open; nothing is closed then.");
+PyDoc_STRVAR(
+    close_doc,
+    "close($self, /)\n--\n\n"
+    "Close the store; closing twice is fine.\n\n"
+    "Waits for calls that other threads are in; of those, waits (for space, for sessions)\n"
+    "end with ClosedError. BusyError while snapshots are open; nothing is closed then.");
 
 static PyObject *store_close(PyObject *object, PyObject *unused)
 {
@@ -237,8 +233,8 @@ static void store_dealloc(PyObject *object)
     PyTypeObject *type = Py_TYPE(object);
     if (self->handle && self->generation == native_fork_generation) {
         rst_store *handle = self->handle;
-        Py_BEGIN_ALLOW_THREADS
-        rst_store_close(handle, NULL); /* nothing is left that could keep it open */
+        Py_BEGIN_ALLOW_THREADS rst_store_close(handle,
+                                               NULL); /* nothing is left that could keep it open */
         Py_END_ALLOW_THREADS
     }
     self->handle = NULL;
@@ -306,9 +302,8 @@ static PyObject *store_map_size(PyObject *object, void *unused)
     return find_map((StoreObject *)object, &map, &size) ? PyLong_FromSize_t(size) : NULL;
 }
 
-PyDoc_STRVAR(stat_doc,
-             "_stat($self, /)\n--\n\n"
-             "The fields of rollstore.Stat, in their order.");
+PyDoc_STRVAR(stat_doc, "_stat($self, /)\n--\n\n"
+                       "The fields of rollstore.Stat, in their order.");
 
 static PyObject *store_stat(PyObject *object, PyObject *unused)
 {
@@ -321,30 +316,27 @@ static PyObject *store_stat(PyObject *object, PyObject *unused)
     rst_stat s;
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_store_stat(handle, &s, &error);
-    Py_END_ALLOW_THREADS
-    native_store_leave(self);
+    Py_BEGIN_ALLOW_THREADS code = rst_store_stat(handle, &s, &error);
+    Py_END_ALLOW_THREADS native_store_leave(self);
     if (code) {
         return native_raise(&error);
     }
-    return Py_BuildValue(
-        "(KKsdILKKKKKKKKKKKKIIKO)", s.format.capacity_size, s.format.map_size,
-        native_durability_name(s.format.durability), s.format.interval_ms / 1e3,
-        s.format.reader_count, s.format.created_ns, s.session_count, s.totals.open_count,
-        s.totals.sealed_count, s.totals.released_count, s.totals.turn_count,
-        s.totals.generated_count, s.totals.value_size, s.totals.next_sequence - 1, s.used_size,
-        s.free_size, s.pinned_size, s.last_transaction, s.readers_used, s.reader_pid, s.reader_age,
-        s.read_only_files ? Py_True : Py_False);
+    return Py_BuildValue("(KKsdILKKKKKKKKKKKKIIKO)", s.format.capacity_size, s.format.map_size,
+                         native_durability_name(s.format.durability), s.format.interval_ms / 1e3,
+                         s.format.reader_count, s.format.created_ns, s.session_count,
+                         s.totals.open_count, s.totals.sealed_count, s.totals.released_count,
+                         s.totals.turn_count, s.totals.generated_count, s.totals.value_size,
+                         s.totals.next_sequence - 1, s.used_size, s.free_size, s.pinned_size,
+                         s.last_transaction, s.readers_used, s.reader_pid, s.reader_age,
+                         s.read_only_files ? Py_True : Py_False);
 }
 
-PyDoc_STRVAR(wait_doc,
-             "wait($self, /, after=0, timeout=None)\n--\n\n"
-             "Wait until a session is sealed with a sequence number over `after`.\n\n"
-             "after: 0 waits for any sealed session, also one that is released already.\n"
-             "timeout: seconds, None without end.\n"
-             "Returns the newest sequence number. WaitTimeoutError when nothing came.\n"
-             "The GIL is free, and a signal (Ctrl-C) is noticed within 0.1 s.");
+PyDoc_STRVAR(wait_doc, "wait($self, /, after=0, timeout=None)\n--\n\n"
+                       "Wait until a session is sealed with a sequence number over `after`.\n\n"
+                       "after: 0 waits for any sealed session, also one that is released already.\n"
+                       "timeout: seconds, None without end.\n"
+                       "Returns the newest sequence number. WaitTimeoutError when nothing came.\n"
+                       "The GIL is free, and a signal (Ctrl-C) is noticed within 0.1 s.");
 
 static PyObject *store_wait(PyObject *object, PyObject *args, PyObject *kwargs)
 {
@@ -353,8 +345,8 @@ static PyObject *store_wait(PyObject *object, PyObject *args, PyObject *kwargs)
     unsigned long long after = 0;
     native_patience patience;
     native_patience_from(Py_None, &patience);
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|KO&:wait", names, &after,
-                                     native_patience_from, &patience)) {
+    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "|KO&:wait", names, &after, native_patience_from,
+                                     &patience)) {
         return NULL;
     }
     rst_store *handle = native_store_enter(self);
@@ -367,10 +359,8 @@ static PyObject *store_wait(PyObject *object, PyObject *args, PyObject *kwargs)
     bool on = true;
     do {
         int64_t slice = native_patience_slice(&patience);
-        Py_BEGIN_ALLOW_THREADS
-        code = rst_ready_wait(handle, after, slice, &newest, &error);
-        Py_END_ALLOW_THREADS
-        on = code != RST_ERR_TIMEOUT || native_store_may_wait_on(self);
+        Py_BEGIN_ALLOW_THREADS code = rst_ready_wait(handle, after, slice, &newest, &error);
+        Py_END_ALLOW_THREADS on = code != RST_ERR_TIMEOUT || native_store_may_wait_on(self);
     } while (on && code == RST_ERR_TIMEOUT && !native_patience_over(&patience));
     native_store_leave(self);
     if (!on) {
@@ -395,10 +385,8 @@ static PyObject *store_sync(PyObject *object, PyObject *unused)
     }
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_store_sync(handle, &error);
-    Py_END_ALLOW_THREADS
-    native_store_leave(self);
+    Py_BEGIN_ALLOW_THREADS code = rst_store_sync(handle, &error);
+    Py_END_ALLOW_THREADS native_store_leave(self);
     return code ? native_raise(&error) : Py_NewRef(Py_None);
 }
 
@@ -418,10 +406,8 @@ static PyObject *store_clear_readers(PyObject *object, PyObject *unused)
     uint32_t cleared = 0;
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_store_clear_readers(handle, &cleared, &error);
-    Py_END_ALLOW_THREADS
-    native_store_leave(self);
+    Py_BEGIN_ALLOW_THREADS code = rst_store_clear_readers(handle, &cleared, &error);
+    Py_END_ALLOW_THREADS native_store_leave(self);
     return code ? native_raise(&error) : PyLong_FromUnsignedLong(cleared);
 }
 
@@ -447,10 +433,8 @@ static PyObject *store_copy(PyObject *object, PyObject *args, PyObject *kwargs)
     }
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_store_copy(handle, PyBytes_AS_STRING(path), capacity, &error);
-    Py_END_ALLOW_THREADS
-    native_store_leave(self);
+    Py_BEGIN_ALLOW_THREADS code = rst_store_copy(handle, PyBytes_AS_STRING(path), capacity, &error);
+    Py_END_ALLOW_THREADS native_store_leave(self);
     Py_DECREF(path);
     return code ? native_raise(&error) : Py_NewRef(Py_None);
 }
@@ -481,9 +465,9 @@ static void verify_fault(void *context, const rst_error *fault)
     verifying *v = context;
     PyGILState_STATE gil = PyGILState_Ensure();
     PyObject *text =
-        v->stopped ? NULL
-                   : PyUnicode_DecodeUTF8(fault->message, (Py_ssize_t)strlen(fault->message),
-                                          "replace");
+        v->stopped
+            ? NULL
+            : PyUnicode_DecodeUTF8(fault->message, (Py_ssize_t)strlen(fault->message), "replace");
     v->stopped = v->stopped || !text || PyList_Append(v->faults, text) < 0;
     Py_XDECREF(text);
     PyGILState_Release(gil);
@@ -510,10 +494,8 @@ static PyObject *store_verify(PyObject *object, PyObject *unused)
     rst_verify_result result;
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_store_verify(handle, &options, &result, &error);
-    Py_END_ALLOW_THREADS
-    native_store_leave(self);
+    Py_BEGIN_ALLOW_THREADS code = rst_store_verify(handle, &options, &result, &error);
+    Py_END_ALLOW_THREADS native_store_leave(self);
     if (context.stopped || code) {
         Py_DECREF(context.faults);
         return context.stopped ? NULL : native_raise(&error);
@@ -548,8 +530,8 @@ static PyMethodDef store_own_methods[] = {
     {"clear_readers", store_clear_readers, METH_NOARGS, clear_readers_doc},
     {"copy", (PyCFunction)(void (*)(void))store_copy, METH_VARARGS | METH_KEYWORDS, copy_doc},
     {"_verify", store_verify, METH_NOARGS, verify_doc},
-    {"put_reply", (PyCFunction)(void (*)(void))native_store_put_reply,
-     METH_VARARGS | METH_KEYWORDS, native_store_put_reply_doc},
+    {"put_reply", (PyCFunction)(void (*)(void))native_store_put_reply, METH_VARARGS | METH_KEYWORDS,
+     native_store_put_reply_doc},
     {"put", (PyCFunction)(void (*)(void))native_store_put, METH_VARARGS | METH_KEYWORDS,
      native_store_put_doc},
     {"_apply", (PyCFunction)(void (*)(void))native_store_apply, METH_VARARGS | METH_KEYWORDS,

@@ -419,7 +419,7 @@ static member request_members[] = {
 static const shape request_shape = {request_members, false, false};
 
 static member line_members[] = {
-    {"session_id", NULL, NULL},          {"turn", NULL, NULL}, {"request", &request_shape, NULL},
+    {"session_id", NULL, NULL},       {"turn", NULL, NULL}, {"request", &request_shape, NULL},
     {"response", &reply_shape, NULL}, {"end", NULL, NULL},  {NULL, NULL, NULL},
 };
 static const shape line_shape = {line_members, false, false};

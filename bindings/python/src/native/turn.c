@@ -66,14 +66,7 @@ static void turn_dealloc(PyObject *object)
 
 /* ---------------------------------------------------------------- arrays */
 
-typedef enum which {
-    TOKEN_IDS,
-    TOKEN_LOGPROBS,
-    TOPK_IDS,
-    TOPK_LOGPROBS,
-    WIDTHS,
-    PROMPT_IDS
-} which;
+typedef enum which { TOKEN_IDS, TOKEN_LOGPROBS, TOPK_IDS, TOPK_LOGPROBS, WIDTHS, PROMPT_IDS } which;
 
 static PyObject *get_array(PyObject *object, void *closure)
 {
@@ -104,14 +97,7 @@ static PyObject *get_array(PyObject *object, void *closure)
 
 /* ---------------------------------------------------------------- single values */
 
-typedef enum number {
-    TURN,
-    TOKEN_COUNT,
-    TOPK,
-    NULL_PREFIX,
-    PREFIX_COUNT,
-    TRIMMED_COUNT
-} number;
+typedef enum number { TURN, TOKEN_COUNT, TOPK, NULL_PREFIX, PREFIX_COUNT, TRIMMED_COUNT } number;
 
 static PyObject *get_number(PyObject *object, void *closure)
 {
@@ -215,13 +201,14 @@ static PyObject *turn_repr(PyObject *object)
 
 /* ---------------------------------------------------------------- other forms */
 
-PyDoc_STRVAR(tensor_doc,
-             "tensor($self, name, /)\n--\n\n"
-             "One of the arrays as a torch tensor over the same memory, which it keeps alive.\n\n"
-             "name: \"token_ids\", \"token_logprobs\", \"topk_ids\", \"topk_logprobs\", \"widths\" or\n"
-             "    \"prompt_ids\".\n"
-             "PyTorch has no read-only tensors: nothing stops a write to it, which would damage\n"
-             "the store (or end the process where the store is open with mode \"r\"). Clone first.");
+PyDoc_STRVAR(
+    tensor_doc,
+    "tensor($self, name, /)\n--\n\n"
+    "One of the arrays as a torch tensor over the same memory, which it keeps alive.\n\n"
+    "name: \"token_ids\", \"token_logprobs\", \"topk_ids\", \"topk_logprobs\", \"widths\" or\n"
+    "    \"prompt_ids\".\n"
+    "PyTorch has no read-only tensors: nothing stops a write to it, which would damage\n"
+    "the store (or end the process where the store is open with mode \"r\"). Clone first.");
 
 static PyObject *turn_tensor(PyObject *object, PyObject *name)
 {
@@ -232,16 +219,16 @@ static PyObject *turn_tensor(PyObject *object, PyObject *name)
     PyObject *capsule = native_dlpack(NULL, array);
     Py_DECREF(array);
     PyObject *module = capsule ? PyImport_ImportModule("torch.utils.dlpack") : NULL;
-    PyObject *tensor =
-        module ? PyObject_CallMethod(module, "from_dlpack", "O", capsule) : NULL;
+    PyObject *tensor = module ? PyObject_CallMethod(module, "from_dlpack", "O", capsule) : NULL;
     Py_XDECREF(module);
     Py_XDECREF(capsule);
     return tensor;
 }
 
-PyDoc_STRVAR(to_reply_doc,
-             "to_reply($self, /)\n--\n\n"
-             "The turn as an engine's flat base64 chat reply: bytes that decode to the same arrays.");
+PyDoc_STRVAR(
+    to_reply_doc,
+    "to_reply($self, /)\n--\n\n"
+    "The turn as an engine's flat base64 chat reply: bytes that decode to the same arrays.");
 
 static PyObject *turn_to_reply(PyObject *object, PyObject *unused)
 {
@@ -256,10 +243,8 @@ static PyObject *turn_to_reply(PyObject *object, PyObject *unused)
     rst_error error;
     int code;
     native_turn_pin(self);
-    Py_BEGIN_ALLOW_THREADS
-    code = rst_turn_to_reply(&turn, &text, &size, &error);
-    Py_END_ALLOW_THREADS
-    native_turn_unpin(self);
+    Py_BEGIN_ALLOW_THREADS code = rst_turn_to_reply(&turn, &text, &size, &error);
+    Py_END_ALLOW_THREADS native_turn_unpin(self);
     if (code) {
         return native_raise(&error);
     }
@@ -270,8 +255,14 @@ static PyObject *turn_to_reply(PyObject *object, PyObject *unused)
 
 /* ---------------------------------------------------------------- the type */
 
-#define ARRAY(name, which, doc) {#name, get_array, NULL, doc, (void *)(uintptr_t)(which)}
-#define NUMBER(name, which, doc) {#name, get_number, NULL, doc, (void *)(uintptr_t)(which)}
+#define ARRAY(name, which, doc)                                                                    \
+    {                                                                                              \
+#name, get_array, NULL, doc, (void *)(uintptr_t)(which)                                    \
+    }
+#define NUMBER(name, which, doc)                                                                   \
+    {                                                                                              \
+#name, get_number, NULL, doc, (void *)(uintptr_t)(which)                                   \
+    }
 
 static PyGetSetDef attributes[] = {
     ARRAY(token_ids, TOKEN_IDS, "int32 [n], read-only: the sampled tokens."),
@@ -290,8 +281,7 @@ static PyGetSetDef attributes[] = {
     NUMBER(n, TOKEN_COUNT, "Generated tokens."),
     NUMBER(top_k, TOPK, "Slots a token."),
     NUMBER(null_prefix, NULL_PREFIX, "Leading tokens without candidates."),
-    NUMBER(prefix_count, PREFIX_COUNT,
-           "Tokens of the session before that the prompt begins with."),
+    NUMBER(prefix_count, PREFIX_COUNT, "Tokens of the session before that the prompt begins with."),
     NUMBER(trimmed_count, TRIMMED_COUNT,
            "Tokens of the session before that the prompt leaves out."),
     {"temperature", get_temperature, NULL, "The request's, None when not known.", NULL},
@@ -362,11 +352,10 @@ PyObject *native_decode(PyObject *module, PyObject *args, PyObject *kwargs)
     (void)module;
     PyObject *reply;
     native_fill fill = {.prompt = Py_None, .temperature = NAN};
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$O&O&O&O&OO&:decode", names, &reply,
-                                     native_uint32, &fill.decode.topk, native_mode,
-                                     &fill.decode.mode, native_request, &fill.decode.request,
-                                     native_uint32, &fill.decode.choice, &fill.prompt,
-                                     native_optional_double, &fill.temperature)) {
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "O|$O&O&O&O&OO&:decode", names, &reply, native_uint32, &fill.decode.topk,
+            native_mode, &fill.decode.mode, native_request, &fill.decode.request, native_uint32,
+            &fill.decode.choice, &fill.prompt, native_optional_double, &fill.temperature)) {
         return NULL;
     }
     MemoryObject *memory = native_memory_new();

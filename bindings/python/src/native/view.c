@@ -52,8 +52,7 @@ PyTypeObject *native_memory_type_new(PyObject *module)
  */
 
 typedef struct ViewObject {
-    PyObject_HEAD
-    PyObject *owner;
+    PyObject_HEAD PyObject *owner;
     void *data;
     int type; /* NumPy's number */
     int dimensions;

@@ -15,10 +15,9 @@ static int apply(StoreObject *self, rst_store *handle, rst_change *changes, size
     int code;
     do {
         int64_t slice = native_patience_slice(patience);
-        Py_BEGIN_ALLOW_THREADS
-        code = rst_apply(handle, changes, count, slice, error);
-        Py_END_ALLOW_THREADS
-        if (code == RST_ERR_FULL && !native_store_may_wait_on(self)) {
+        Py_BEGIN_ALLOW_THREADS code = rst_apply(handle, changes, count, slice, error);
+        Py_END_ALLOW_THREADS if (code == RST_ERR_FULL && !native_store_may_wait_on(self))
+        {
             return -1;
         }
     } while (code == RST_ERR_FULL && !native_patience_over(patience));
@@ -104,7 +103,7 @@ static bool fill_from_reply(void *context, native_worker *worker)
 
 PyObject *native_store_put_reply(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"session", "turn",        "reply",   "top_k",   "mode", "request",
+    static char *names[] = {"session", "turn",   "reply",       "top_k",   "mode",    "request",
                             "choice",  "prompt", "temperature", "replace", "timeout", NULL};
     PyObject *session;
     reply_call call = {.fill = {.prompt = Py_None, .temperature = NAN}};
@@ -146,14 +145,11 @@ static bool fill_from_arrays(void *context, native_worker *worker)
 
 PyObject *native_store_put(PyObject *self, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"session",        "turn",
-                            "token_ids",      "token_logprobs",
-                            "topk_ids",       "topk_logprobs",
-                            "prompt",         "temperature",
-                            "mode",           "finish_reason",
-                            "weight_version", "temperature_scaled",
-                            "replace",        "timeout",
-                            NULL};
+    static char *names[] = {"session",        "turn",           "token_ids",
+                            "token_logprobs", "topk_ids",       "topk_logprobs",
+                            "prompt",         "temperature",    "mode",
+                            "finish_reason",  "weight_version", "temperature_scaled",
+                            "replace",        "timeout",        NULL};
     PyObject *session;
     native_arrays a = {.topk_ids = Py_None,
                        .topk_logprobs = Py_None,
@@ -202,7 +198,7 @@ static PyObject *change_session(StoreObject *self, PyObject *session_object, rst
 }
 
 const char native_store_seal_doc[] =
-    "seal($self, session, /, status='completed', *, reward=None, group_index=None, index=None,\n"
+    "seal($self, session, status='completed', *, reward=None, group_index=None, index=None,\n"
     "     replace=False)\n--\n\n"
     "Give a session its outcome and its place in the ready order; it takes no more turns.\n\n"
     "status: \"completed\", \"truncated\", \"aborted\" or \"failed\".\n"
@@ -213,7 +209,7 @@ const char native_store_seal_doc[] =
 
 PyObject *native_store_seal(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"", "status", "reward", "group_index", "index", "replace", NULL};
+    static char *names[] = {"session", "status", "reward", "group_index", "index", "replace", NULL};
     PyObject *session;
     rst_change change = {.kind = RST_CHANGE_SEAL,
                          .outcome = {.status = RST_STATUS_COMPLETED,
@@ -233,13 +229,13 @@ PyObject *native_store_seal(PyObject *object, PyObject *args, PyObject *kwargs)
 }
 
 const char native_store_restart_doc[] =
-    "restart($self, session, /, from_turn=0)\n--\n\n"
+    "restart($self, session, from_turn=0)\n--\n\n"
     "Drop an open session's turns from `from_turn` on, for a retry; 0 drops the session.\n\n"
     "NotFoundError, SealedError.";
 
 PyObject *native_store_restart(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"", "from_turn", NULL};
+    static char *names[] = {"session", "from_turn", NULL};
     PyObject *session;
     rst_change change = {.kind = RST_CHANGE_RESTART};
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O&:restart", names, &session, native_uint32,
@@ -250,14 +246,14 @@ PyObject *native_store_restart(PyObject *object, PyObject *args, PyObject *kwarg
 }
 
 const char native_store_release_doc[] =
-    "release($self, session, /, *, force=False)\n--\n\n"
+    "release($self, session, *, force=False)\n--\n\n"
     "Delete a session, open or sealed; its space is used again.\n\n"
     "force: also when a consumer has not finished with it.\n"
     "NotFoundError, HeldError.";
 
 PyObject *native_store_release(PyObject *object, PyObject *args, PyObject *kwargs)
 {
-    static char *names[] = {"", "force", NULL};
+    static char *names[] = {"session", "force", NULL};
     PyObject *session;
     int force = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$p:release", names, &session, &force)) {

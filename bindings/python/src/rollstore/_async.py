@@ -1,15 +1,14 @@
 """A store's calls for asyncio.
 
-Calls that decode or commit run in the event loop's threads, with the GIL free. Waiting (for space,
-for sessions) is done by sleeping in the event loop, so that a thousand waiting calls hold no thread,
-and a cancelled one ends at once. A call that is cancelled while it commits may still be stored; the
+Calls that decode or commit run in the event loop's threads, with the GIL free. Waiting, for space
+or for sessions, is sleeping in the event loop, so that a thousand waiting calls hold no thread, and
+a cancelled one ends at once. A call that is cancelled while it commits may still be stored; the
 same call again then finds it unchanged.
 """
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import functools
 import os
 import time
@@ -34,8 +33,7 @@ _LONGEST = 0.05
 
 
 async def _in_thread(function: Callable[..., T], *args: Any, **kwargs: Any) -> T:
-    context = contextvars.copy_context()
-    call = functools.partial(context.run, function, *args, **kwargs)
+    call = functools.partial(function, *args, **kwargs)
     return await asyncio.get_running_loop().run_in_executor(None, call)
 
 

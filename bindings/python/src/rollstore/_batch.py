@@ -249,7 +249,11 @@ def _new_array(dtype: np.dtype[Any], count: int, torch: bool, pin_memory: bool) 
 
     if pin_memory and not torch_module.cuda.is_available():
         raise RuntimeError("pin_memory needs a GPU: torch.cuda.is_available() is False here")
-    names = {_TOKENS: torch_module.int32, _MASK: torch_module.uint8, _LOGPROBS: torch_module.float32}
+    names = {
+        _TOKENS: torch_module.int32,
+        _MASK: torch_module.uint8,
+        _LOGPROBS: torch_module.float32,
+    }
     return torch_module.empty(count, dtype=names[dtype], pin_memory=pin_memory)
 
 
@@ -334,7 +338,7 @@ def make_sample(
     shapes = _packed_shapes(1, plan.sizes)
     del shapes["cu_seqlens"], shapes["cu_response_seqlens"]
     arrays = {name: np.empty(shape, dtype) for name, (dtype, shape) in shapes.items()}
-    plan.pack(**arrays)
+    plan.pack(**arrays, threads=1)
     (info,) = _sample_infos(plan)
     versions = [
         snapshot._turn(info.session.key, turn).weight_version for turn in range(info.turn_count)

@@ -79,7 +79,7 @@ class RollstoreError(Exception):
         self.index = index
         self.system = system
         if isinstance(self, OSError):
-            self.errno = system
+            setattr(self, "errno", system)  # noqa: B010  # only these have one
 
     def __str__(self) -> str:  # KeyError would show the message's repr
         return self.message

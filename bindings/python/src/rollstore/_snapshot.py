@@ -50,7 +50,7 @@ class SessionInfo(NamedTuple):
     status: str | None
     reward: float | None
     group_index: int | None
-    index: int | None
+    index: int | None  # type: ignore[assignment]  # in place of tuple.index
     generated_count: int
     sequence_count: int
     size: int

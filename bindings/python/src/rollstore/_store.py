@@ -95,7 +95,9 @@ def _capacity(capacity: int | str | None) -> int:
         try:
             return int(float(text.removesuffix(unit)) * _UNITS[unit])
         except (ValueError, OverflowError):
-            raise ValueError(f'capacity: bytes or such as "2G" are needed, got {capacity!r}') from None
+            raise ValueError(
+                f'capacity: bytes or such as "2G" are needed, got {capacity!r}'
+            ) from None
     if capacity <= 0:
         raise ValueError(f"capacity: bytes over 0 are needed, got {capacity}")
     return capacity
@@ -192,9 +194,7 @@ class Store(_rollstore.Store):
 
         Doing it again is fine: what stands there already is counted as unchanged.
         """
-        return ingest(
-            self, lines, top_k=top_k, replace=replace, timeout=timeout, strict=strict
-        )
+        return ingest(self, lines, top_k=top_k, replace=replace, timeout=timeout, strict=strict)
 
     def changes(self, *, timeout: float | None = 60.0) -> Changes:
         """Several changes in one transaction, all or none: see Changes."""
