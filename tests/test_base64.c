@@ -464,10 +464,10 @@ static void test_encoded_size_does_not_overflow(void **state)
 
 /* ---- */
 
+/* clang-format off */
 #define ON_PATH(index, name, test)                                                                 \
-    {                                                                                              \
-        name ": " #test, test, NULL, NULL, (void *)(uintptr_t)&path_cases[index]                   \
-    }
+    {name ": " #test, test, NULL, NULL, (void *)(uintptr_t)&path_cases[index]}
+/* clang-format on */
 #define ON_PATH_ALL(index, name)                                                                   \
     ON_PATH(index, name, test_rfc_4648_vectors), ON_PATH(index, name, test_every_length),          \
         ON_PATH(index, name, test_every_alignment),                                                \

@@ -26,10 +26,9 @@ typedef struct rst_sample_options {
                            the session would give had it ended there. */
 } rst_sample_options;
 
-#define RST_SAMPLE_OPTIONS_DEFAULT                                                                 \
-    {                                                                                              \
-        0, RST_TRIM_MAX_DEFAULT, 0                                                                 \
-    }
+/* clang-format off */
+#define RST_SAMPLE_OPTIONS_DEFAULT {0, RST_TRIM_MAX_DEFAULT, 0}
+/* clang-format on */
 
 typedef struct rst_sample {
     uint64_t token_count;       /* T */
