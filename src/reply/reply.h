@@ -23,7 +23,7 @@
 #include "../layout/record.h"
 #include "json.h"
 
-/* Members of meta_info that are looked at; names in reply.c. */
+/* Members of meta_info that are looked at; names in meta.c. */
 typedef enum reply_field {
     FIELD_TOKENS,
     FIELD_IDX_B64,
@@ -99,6 +99,13 @@ int rst_reply_decode(rst_record *record, const rst_json *json, rst_json_node top
 
 /* RST_ERR_ARGUMENT for options that are none. */
 int rst_reply_check_options(const rst_decode_options *options, rst_error *error);
+
+/* Find choice and fields; in meta.c. */
+int rst_reply_find_fields(reading *r);
+
+/* RST_ERR_TYPE: "FIELD is a string, not WANTED". */
+int rst_reply_wrong_type(const reading *r, const char *field, rst_json_node node,
+                         const char *wanted);
 
 /* ---------------------------------------------------------------- for the forms */
 
