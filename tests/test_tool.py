@@ -144,7 +144,12 @@ def test_decode_refuses_each_malformed_reply_and_prints_nothing() -> None:
     for case in cases:
         raw = case["raw"].encode() if "raw" in case else json.dumps(case["reply"]).encode()
         case.setdefault("request", "flat")
-        refused(case["error"], *decode_arguments(case), stdin=raw)
+        text = refused(case["error"], *decode_arguments(case), stdin=raw)
+        if case["name"] == "no_flat_fields":
+            message = "Requested flat output top logprobs but the response has none"
+            assert text.startswith(f"rollstore: missing: {message}")
+        if case["name"] == "b64_bad_character":
+            assert "output_top_logprobs_val_flat_b64" in text and "character 40" in text
 
 
 def test_decode_says_what_the_engine_said(folder: Path) -> None:

@@ -111,6 +111,11 @@ def test_ingest_reads_several_inputs_in_order(store: Path, folder: Path) -> None
     done = tool("ingest", store, folder / "a.jsonl", "-", folder / "c.jsonl", stdin=lines[1])
     assert (done.returncode, done.stderr) == (0, b"")
     assert ls(store)[0]["turn_count"] == 3
+    (folder / "all.jsonl").write_bytes(b"".join(recorded_session("t")))
+    with (folder / "all.jsonl").open("rb", buffering=0) as file:
+        file.read(len(recorded_session("t")[0]))  # somebody read the first line before
+        done = subprocess.run([TOOL, "ingest", store], stdin=file, capture_output=True, check=False)
+    assert set(refusals(done.stderr).values()) == {"order"}
     refused("usage", "ingest", store, "-", "-")
     refused("not_found", "ingest", store, folder / "none.jsonl")
     refused("io", "ingest", store, folder)
@@ -140,6 +145,7 @@ def refusals(stderr: bytes) -> dict[int, str]:
 
 def test_ingest_names_refused_lines_and_stores_the_others(store: Path, folder: Path) -> None:
     fine, cut, bad, last = (recorded_session(name, 3) for name in ("fine", "cut", "bad", "last"))
+    odd = recorded_session("odd", 2)
     no_dtype = make_reply(seed=11)
     del no_dtype["choices"][0]["meta_info"]["output_top_logprobs_idx_flat_b64_dtype"]
     lines = [
@@ -163,6 +169,9 @@ def test_ingest_names_refused_lines_and_stores_the_others(store: Path, folder: P
         b'{"turn":1,"session_id":"none","response":{"choices":[]}}\n',  # 18
         recorded_end("never"),  # 19: not_found
         b'{"session_id":7,"turn":0}\n',  # 20: type
+        odd[0],
+        b'{"turn":1, oops "session_id" : "odd", "request":{}}\n',  # 22: syntax, before its id
+        odd[2],  # 23: sealing it would lose turn 1
     ]
     (folder / "mixed.jsonl").write_bytes(b"".join(lines))
     done = tool("ingest", store, folder / "mixed.jsonl", "--jobs", "4", "--json")
@@ -172,20 +181,22 @@ def test_ingest_names_refused_lines_and_stores_the_others(store: Path, folder: P
     assert kinds.pop(14) == "missing"
     assert kinds == {
         3: "syntax", 5: "syntax", 7: "dtype", 8: "order", 9: "order", 11: "order",
-        15: "order", 16: "order", 19: "not_found", 20: "type",
+        15: "order", 16: "order", 19: "not_found", 20: "type", 22: "syntax", 23: "order",
     }  # fmt: skip
     assert b"session last has refused lines, left open" in done.stderr
     counts = json.loads(done.stdout)
-    assert counts["refused"] == 12
-    assert counts["refused_by_kind"]["order"] in (5, 6)
-    assert sum(counts["refused_by_kind"].values()) == 12
-    assert (counts["sessions_sealed"], counts["turns_stored"]) == (1, 3 + 1 + 1 + 2)
+    assert counts["refused"] == 14
+    assert counts["refused_by_kind"]["order"] in (6, 7)
+    assert sum(counts["refused_by_kind"].values()) == 14
+    assert (counts["sessions_sealed"], counts["turns_stored"]) == (1, 3 + 1 + 1 + 2 + 1)
     states = {s["session_id"]: (s["status"], s["turn_count"]) for s in ls(store)}
     assert states == {
-        "fine": ("completed", 3), "cut": (None, 1), "bad": (None, 1), "last": (None, 2)
+        "fine": ("completed", 3), "cut": (None, 1), "bad": (None, 1), "last": (None, 2),
+        "odd": (None, 1),
     }  # fmt: skip
     # Once the lines are mended, the rest follows.
     good("ingest", store, "--jobs", "4", stdin=b"".join([*fine, *cut, *bad, *last]))
+    good("ingest", store, stdin=b"".join(recorded_session("odd", 3)))
     assert all(s["status"] == "completed" and s["turn_count"] == 3 for s in ls(store))
 
 

@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <stdarg.h>
+#include <stdbool.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -69,12 +70,19 @@ int fail_system(int number, const char *what)
 
 const char *error_text(const rst_error *error, char buffer[ERROR_TEXT_SIZE])
 {
-    const char *field = error->field;
-    bool named = !*field || strstr(error->message, field);
-    size_t used = (size_t)snprintf(buffer, ERROR_TEXT_SIZE, "%s%s%s", named ? "" : field,
-                                   named ? "" : ": ", error->message);
+    /* Fields of replies; those of calls are names of arguments that a user never wrote. */
+    bool of_reply = error->code < RST_ERR_ARGUMENT;
+    bool named = !of_reply || !*error->field || strstr(error->message, error->field);
+    char place[32] = "";
     if (error->offset >= 0) {
-        snprintf(buffer + used, ERROR_TEXT_SIZE - used, " (byte %lld)", (long long)error->offset);
+        snprintf(place, sizeof place, "byte %lld", (long long)error->offset);
+    }
+    const char *field = named ? "" : error->field;
+    if (!*field && !*place) {
+        snprintf(buffer, ERROR_TEXT_SIZE, "%s", error->message);
+    } else {
+        snprintf(buffer, ERROR_TEXT_SIZE, "%s (%s%s%s)", error->message, field,
+                 *field && *place ? ", " : "", place);
     }
     return buffer;
 }

@@ -181,20 +181,6 @@ bool batch_refuse(batch *b, const task *refused, const rst_error *error)
 
 /* ---------------------------------------------------------------- decoding */
 
-/* Where session_id stands twice in a line, the parent may have gone by the other one. */
-static int check_session(const batch_line *entry, rst_error *error)
-{
-    uint8_t key[RST_KEY_SIZE];
-    rst_session_key(entry->line.session, entry->line.session_size, key);
-    if (memcmp(key, entry->task.key, RST_KEY_SIZE) == 0) {
-        return RST_OK;
-    }
-    error->code = RST_ERR_VALUE;
-    snprintf(error->field, sizeof error->field, "session_id");
-    snprintf(error->message, sizeof error->message, "session_id stands twice with two values");
-    return error->code;
-}
-
 bool batch_add(batch *b, const task *added, const char *bytes)
 {
     batch_line *entry = &b->lines[b->count];
@@ -206,8 +192,7 @@ bool batch_add(batch *b, const task *added, const char *bytes)
     rst_error error;
     entry->task = *added;
     if (rst_line_decode(entry->record, bytes, (size_t)added->size, b->settings->topk, &entry->line,
-                        &error) ||
-        check_session(entry, &error)) {
+                        &error)) {
         return batch_refuse(b, added, &error);
     }
     b->count++;

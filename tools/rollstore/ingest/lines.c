@@ -63,9 +63,11 @@ bool line_reader_fill(line_reader *reader)
     if (!make_room(reader)) {
         return false;
     }
+    size_t room = reader->capacity - reader->end;
+    size_t size = room < LINE_READ_SIZE_MAX ? room : LINE_READ_SIZE_MAX;
     ssize_t got;
     do {
-        got = read(reader->fd, reader->buffer + reader->end, reader->capacity - reader->end);
+        got = read(reader->fd, reader->buffer + reader->end, size);
     } while (got < 0 && errno == EINTR);
     if (got < 0) {
         return false;

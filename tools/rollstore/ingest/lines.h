@@ -7,6 +7,7 @@
 #include <stdint.h>
 
 #define LINE_READ_SIZE ((size_t)1 << 20)
+#define LINE_READ_SIZE_MAX ((size_t)1 << 23) /* so that a signal is seen between two reads */
 
 typedef struct line_reader {
     int fd;
