@@ -231,7 +231,8 @@ PyObject *native_store_seal(PyObject *object, PyObject *args, PyObject *kwargs)
 const char native_store_restart_doc[] =
     "restart($self, session, from_turn=0)\n--\n\n"
     "Drop an open session's turns from `from_turn` on, for a retry; 0 drops the session.\n\n"
-    "NotFoundError, SealedError.";
+    "Returns True when it changed the store, False when there was nothing to drop.\n"
+    "SealedError.";
 
 PyObject *native_store_restart(PyObject *object, PyObject *args, PyObject *kwargs)
 {

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from rollstore._consumer import Lease
 from rollstore._tensor import as_array, as_tensor
 
 if TYPE_CHECKING:
@@ -207,6 +208,9 @@ _NAMES = (
 
 Shape = tuple[int, ...]
 
+if TYPE_CHECKING:
+    Named = str | bytes | Session | SessionInfo | Lease
+
 
 def _sample_infos(plan: _rollstore.Plan) -> list[SampleInfo]:
     from rollstore._snapshot import SessionInfo
@@ -275,9 +279,26 @@ def _shaped(memory: Any, shape: Shape) -> Any:
     return memory[:count].reshape(shape)
 
 
+def _ids(snapshot: Snapshot, sessions: Iterable[Named]) -> tuple[str | bytes, ...]:
+    if isinstance(sessions, (str, bytes)):
+        raise TypeError("sessions: a list of sessions is needed, got one session's id")
+    ids: list[str | bytes] = []
+    for session in sessions:
+        if isinstance(session, Lease):
+            ids.append(session.session(snapshot).id)
+        elif isinstance(session, (str, bytes)):
+            ids.append(session)
+        else:
+            found = getattr(session, "id", None)
+            if not isinstance(found, str):
+                raise TypeError(f"sessions: ids, sessions or leases are needed, got {session!r}")
+            ids.append(found)
+    return tuple(ids)
+
+
 def make_batch(
     snapshot: Snapshot,
-    sessions: Iterable[str | bytes | Session],
+    sessions: Iterable[Named],
     *,
     layout: Layout,
     top_k: int,
@@ -296,7 +317,7 @@ def make_batch(
         raise ValueError(f'layout: {layout!r} is none of "packed", "padded"')
     if layout == "packed" and not (length is None and response_length is None):
         raise ValueError('length, response_length: only layout "padded" has them')
-    ids = tuple(s if isinstance(s, (str, bytes)) else s.id for s in sessions)
+    ids = _ids(snapshot, sessions)
     plan = snapshot._measure(ids, top_k, trim_max, token_max)
     sizes = plan.sizes
     rows = sizes[2] if length is None else length

@@ -46,7 +46,7 @@ def _lines_of(source: Any) -> Iterator[Line]:
         with open(source, "rb") as file:
             yield from file
     elif isinstance(source, (bytes, bytearray, memoryview)):
-        yield from bytes(source).splitlines()
+        yield from bytes(source).split(b"\n")
     else:
         yield from source
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
     from numpy.typing import NDArray
 
-    from rollstore._batch import Layout
+    from rollstore._batch import Layout, Named
     from rollstore._store import Store
 
 __all__ = ["Session", "SessionInfo", "Sessions", "Snapshot"]
@@ -339,7 +339,7 @@ class Snapshot(_rollstore.Snapshot):
 
     def batch(
         self,
-        sessions: Iterable[str | bytes | Session],
+        sessions: Iterable[Named],
         *,
         layout: Layout = "packed",
         top_k: int = 0,
@@ -355,6 +355,7 @@ class Snapshot(_rollstore.Snapshot):
     ) -> Batch:
         """The samples of several sessions as one batch of new arrays, or written into `out`.
 
+        sessions: ids, Session, SessionInfo or Lease objects.
         layout: "packed" (one after another, with cu_seqlens) or "padded" ([batch, length]).
         top_k, trim_max, token_max: as with Session.sample; top_k 0 is the widest of the batch.
         pad_id: token that fills padded rows on the right.

@@ -1,0 +1,32 @@
+"""Stores in shared memory, and the project's recorded replies."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rollstore
+
+
+@pytest.fixture()
+def path(tmp_path: Path) -> Iterator[Path]:
+    """A path for a store: in shared memory where there is some, as in use."""
+    shared = Path("/dev/shm")
+    room = shutil.disk_usage(shared).free if shared.is_dir() else 0
+    if room < 256 << 20:
+        yield tmp_path / "store"
+        return
+    folder = Path(tempfile.mkdtemp(prefix="rollstore-test-", dir=shared))
+    yield folder / "store"
+    shutil.rmtree(folder)
+
+
+@pytest.fixture()
+def store(path: Path) -> Iterator[rollstore.Store]:
+    """A new store of 32 MiB."""
+    with rollstore.open(path, "x", capacity=32 << 20) as opened:
+        yield opened

@@ -1,0 +1,588 @@
+"""Putting replies, arrays and recorded sessions, and what is refused."""
+
+from __future__ import annotations
+
+import io
+import json
+import mmap
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from replies import ARRAYS, DATA, fixtures, make_arrays, make_reply, make_text, options, sha256
+
+import rollstore
+
+GOLDEN = list(zip(fixtures("golden.jsonl"), fixtures("golden_expected.jsonl")))
+MALFORMED = fixtures("malformed.jsonl")
+
+
+def as_mmap(text: bytes, folder: Path) -> mmap.mmap:
+    file = folder / "reply.json"
+    file.write_bytes(text)
+    with file.open("rb") as opened:
+        return mmap.mmap(opened.fileno(), 0, access=mmap.ACCESS_READ)
+
+
+FORMS = ("bytes", "bytearray", "memoryview", "mmap", "str", "dict")
+
+
+def in_form(reply: dict[str, Any], form: str, folder: Path) -> Any:
+    text = json.dumps(reply, ensure_ascii=False).encode()
+    if form == "mmap":
+        return as_mmap(text, folder)
+    if form == "str":
+        return text.decode()
+    if form == "dict":
+        return json.loads(text)
+    return {"bytes": bytes, "bytearray": bytearray, "memoryview": memoryview}[form](text)
+
+
+# ---------------------------------------------------------------- replies
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_golden_replies_are_stored_exactly(store: rollstore.Store, form: str, tmp_path: Path):
+    for case, expected in GOLDEN:
+        reply = in_form(case["reply"], form, tmp_path)
+        assert store.put_reply(case["name"], 0, reply, **options(case)) is True
+    with store.snapshot() as snapshot:
+        for case, expected in GOLDEN:
+            turn = snapshot.sessions[case["name"]][0]
+            assert (turn.n, turn.top_k) == (expected["n"], expected["k"])
+            for name, wanted in expected["sha256"].items():
+                assert sha256(getattr(turn, name.rsplit("_", 1)[0])) == wanted, (case["name"], name)
+
+
+def test_a_dict_gives_the_same_turn_as_its_text():
+    for case, _ in GOLDEN:
+        text = rollstore.decode(json.dumps(case["reply"]), **options(case))
+        parsed = rollstore.decode(case["reply"], **options(case))
+        for name in ARRAYS:
+            assert getattr(text, name).tobytes() == getattr(parsed, name).tobytes()
+        for name in ("finish_reason", "weight_version", "temperature_scaled", "mode", "top_k"):
+            assert getattr(text, name) == getattr(parsed, name)
+
+
+@pytest.mark.parametrize("case", MALFORMED, ids=lambda case: case["name"])
+def test_malformed_replies_are_refused_and_nothing_is_stored(store: rollstore.Store, case: Any):
+    text = case["raw"] if "raw" in case else json.dumps(case["reply"])
+    with pytest.raises(rollstore.ReplyError) as of_text:
+        store.put_reply("s", 0, text.encode(), **options(case))
+    assert of_text.value.kind == case["error"]
+    if "reply" in case:
+        with pytest.raises(rollstore.ReplyError) as of_dict:
+            store.put_reply("s", 0, case["reply"], **options(case))
+        assert of_dict.value.kind == case["error"]
+        assert of_dict.value.field == of_text.value.field
+        assert of_dict.value.offset is None
+    assert store.stat().turn_count == 0
+
+
+def test_an_error_says_kind_field_and_offset(store: rollstore.Store):
+    reply = make_reply(3, 4)
+    meta = reply["choices"][0]["meta_info"]
+    meta["output_top_logprobs_idx_flat_b64"] = "*" + meta["output_top_logprobs_idx_flat_b64"][1:]
+    text = json.dumps(reply)
+    with pytest.raises(rollstore.ReplyError) as caught:
+        store.put_reply("s", 0, text, top_k=4)
+    error = caught.value
+    assert (error.kind, error.field) == ("base64", "output_top_logprobs_idx_flat_b64")
+    assert error.offset == text.index("*")
+    assert isinstance(error, ValueError)
+
+
+def test_numbers_of_a_dict_keep_every_bit():
+    rng = np.random.default_rng(1)
+    bits = rng.integers(0x80000000, 0xFF800000, 20000, dtype=np.uint32)  # all of -0.0 to -FLT_MAX
+    values = np.concatenate(
+        [
+            bits.view(np.float32),
+            -(np.float32(10) ** rng.uniform(-12, 3, 20000).astype(np.float32)),
+            -np.arange(0, 100, 0.5, dtype=np.float32),
+            np.float32([-0.0, -1e-4, -9.999999, -10, -99999.99, -1e5, -1e-30, -1e-45, -3.4e38]),
+        ]
+    ).astype(np.float32)
+    reply = make_reply(len(values), 0)
+    pairs = [[value, 1, None] for value in values.tolist()]
+    reply["choices"][0]["meta_info"]["output_token_logprobs"] = pairs
+    assert rollstore.decode(reply).token_logprobs.tobytes() == values.tobytes()
+
+
+def test_numbers_of_a_dict_that_are_no_float32_are_rounded_as_those_of_a_text():
+    rng = np.random.default_rng(2)
+    doubles = (-(10.0 ** rng.uniform(-40, 30, 5000))).tolist()
+    reply = make_reply(len(doubles), 0)
+    pairs = [[value, 1, "a token"] for value in doubles]
+    reply["choices"][0]["meta_info"]["output_token_logprobs"] = pairs
+    parsed = rollstore.decode(reply).token_logprobs
+    assert parsed.tobytes() == rollstore.decode(json.dumps(reply)).token_logprobs.tobytes()
+    assert parsed.tobytes() == np.array(doubles).astype(np.float32).tobytes()
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_nan_and_infinity_of_a_dict_are_refused(value: float):
+    reply = make_reply(2, 1)
+    reply["choices"][0]["meta_info"]["output_token_logprobs"][1][0] = value
+    with pytest.raises(rollstore.ReplyError) as caught:
+        rollstore.decode(reply)
+    assert (caught.value.kind, caught.value.field) == ("value", "output_token_logprobs")
+
+
+@pytest.mark.parametrize("text", ['quote " \\ and \n', "é 漢 🎲", "\x00\x1f\x7f", "half \ud800"])
+@pytest.mark.parametrize("repeat", [1, 2000])
+def test_any_text_of_a_dict_is_passed_on_as_it_is(text: str, repeat: int):
+    reply = make_reply(1, 1)
+    meta = reply["choices"][0]["meta_info"]
+    meta["output_token_logprobs"][0][2] = text * repeat
+    assert rollstore.decode(reply).n == 1
+    if repeat == 1 and "\ud800" not in text:
+        meta["weight_version"] = text
+        assert rollstore.decode(reply).weight_version == text
+
+
+def test_a_base64_string_of_a_dict_with_an_escape_in_it_is_refused_as_such():
+    reply = make_reply(400, 8)
+    meta = reply["choices"][0]["meta_info"]
+    for bad in ('"', "\\", "\n", "é"):
+        good = meta["output_top_logprobs_val_flat_b64"]
+        assert len(good) > 4096
+        meta["output_top_logprobs_val_flat_b64"] = good[:5000] + bad + good[5001:]
+        with pytest.raises(rollstore.ReplyError) as caught:
+            rollstore.decode(reply)
+        assert caught.value.kind == "base64"
+        meta["output_top_logprobs_val_flat_b64"] = good
+
+
+def test_a_dict_that_no_parser_makes_is_a_type_error():
+    for strange in ({1: 2}, {"a": object()}, {"a": {1, 2}}):
+        reply = make_reply(1, 1)
+        reply["choices"][0]["meta_info"]["weight_version"] = strange
+        with pytest.raises(TypeError):
+            rollstore.decode(reply)
+    nested: Any = []
+    for _ in range(5000):
+        nested = [nested]
+    reply["choices"][0]["meta_info"]["weight_version"] = nested
+    with pytest.raises(rollstore.ReplyError, match="nested") as caught:
+        rollstore.decode(reply)
+    assert caught.value.kind == "syntax"
+
+
+@pytest.mark.parametrize("strange", [None, 7, 1.5, ["[]"], object()])
+def test_a_reply_of_another_type_is_a_type_error(store: rollstore.Store, strange: Any):
+    with pytest.raises(TypeError, match="reply"):
+        store.put_reply("s", 0, strange)
+
+
+def test_what_the_reply_does_not_say_is_kept(store: rollstore.Store):
+    store.put_reply("s", 0, make_text(4, 2), prompt=[5, 6, 7], temperature=0.5)
+    with store.snapshot() as snapshot:
+        turn = snapshot.sessions["s"][0]
+        assert turn.prompt_ids.tolist() == [5, 6, 7]
+        assert turn.temperature == 0.5
+        assert (turn.finish_reason, turn.weight_version) == ("stop", "1")
+        assert turn.weight_version_number == 1
+        assert turn.temperature_scaled is None
+
+
+@pytest.mark.parametrize(
+    "prompt",
+    [
+        [1, 2, 3],
+        (1, 2, 3),
+        range(1, 4),
+        np.array([1, 2, 3], np.int32),
+        np.array([1, 2, 3], np.int64),
+        np.array([1, 2, 3], np.uint8),
+        np.array([1, 9, 2, 9, 3], np.int32)[::2],
+        np.array([1, 2, 3], ">i4"),
+        [np.int64(1), np.int32(2), 3],
+    ],
+    ids=str,
+)
+def test_a_prompt_may_be_any_list_of_integers(prompt: Any):
+    assert rollstore.decode(make_text(1, 1), prompt=prompt).prompt_ids.tolist() == [1, 2, 3]
+
+
+@pytest.mark.parametrize("prompt", [[1.5], np.array([1.0]), ["a"], np.zeros((2, 2), np.int32), 3])
+def test_a_prompt_of_something_else_is_refused(prompt: Any):
+    with pytest.raises((TypeError, ValueError), match="prompt|int"):
+        rollstore.decode(make_text(1, 1), prompt=prompt)
+
+
+@pytest.mark.parametrize("prompt", [[-1], [2**31], [2**70], np.array([2**31])])
+def test_a_prompt_with_an_id_out_of_range_is_refused(prompt: Any):
+    with pytest.raises(rollstore.ReplyError) as caught:
+        rollstore.decode(make_text(1, 1), prompt=prompt)
+    assert caught.value.kind == "value"
+
+
+# ---------------------------------------------------------------- arrays
+
+
+def test_arrays_are_stored_exactly(store: rollstore.Store):
+    arrays = make_arrays(50, 8)
+    assert store.put("s", 0, **arrays, prompt=[1], weight_version=7, finish_reason="odd")
+    with store.snapshot() as snapshot:
+        turn = snapshot.sessions["s"][0]
+        for name, array in arrays.items():
+            assert getattr(turn, name).tobytes() == array.tobytes()
+        assert (turn.weight_version, turn.finish_reason) == ("7", "odd")
+
+
+def test_a_reply_and_its_arrays_are_the_same_turn(store: rollstore.Store):
+    store.put_reply("s", 0, make_text(20, 4), prompt=[1, 2])
+    arrays = make_arrays(20, 4)
+    same = store.put("s", 0, **arrays, prompt=[1, 2], weight_version="1", finish_reason="stop")
+    assert same is False
+
+
+def test_arrays_that_are_not_contiguous_are_converted(store: rollstore.Store):
+    arrays = make_arrays(30, 6)
+    spread = {name: np.repeat(array, 2, axis=0)[::2] for name, array in arrays.items()}
+    spread["topk_ids"] = np.asfortranarray(arrays["topk_ids"])
+    spread["token_ids"] = arrays["token_ids"].astype(np.int64)
+    store.put("s", 0, **arrays)
+    assert store.put("s", 0, **spread) is False
+
+
+@pytest.mark.parametrize("name", ["token_logprobs", "topk_logprobs"])
+@pytest.mark.parametrize("dtype", [np.float64, np.int32, np.complex64, object])
+def test_log_probabilities_of_another_dtype_are_a_type_error(store: Any, name: str, dtype: Any):
+    arrays = make_arrays(3, 2)
+    arrays[name] = arrays[name].astype(dtype)
+    with pytest.raises(TypeError, match=f"{name}: a float32 array is needed"):
+        store.put("s", 0, **arrays)
+
+
+@pytest.mark.parametrize("name", ["token_ids", "topk_ids"])
+@pytest.mark.parametrize("dtype", [np.float32, np.uint64, bool, object])
+def test_ids_of_another_dtype_are_a_type_error(store: Any, name: str, dtype: Any):
+    arrays = make_arrays(3, 2)
+    arrays[name] = arrays[name].astype(dtype)
+    with pytest.raises(TypeError, match=f"{name}: an int32 array is needed"):
+        store.put("s", 0, **arrays)
+
+
+def test_half_precision_widens_without_loss(store: rollstore.Store):
+    arrays = make_arrays(3, 2)
+    arrays["topk_logprobs"] = arrays["topk_logprobs"].astype(np.float16)
+    store.put("s", 0, **arrays)
+    with store.snapshot() as snapshot:
+        stored = snapshot.sessions["s"][0].topk_logprobs
+        assert (stored == arrays["topk_logprobs"].astype(np.float32)).all()
+        del stored
+
+
+def test_arrays_that_do_not_fit_one_another_are_refused(store: rollstore.Store):
+    arrays = make_arrays(5, 3)
+    wrong = [
+        {"token_logprobs": arrays["token_logprobs"][:4]},
+        {"topk_ids": arrays["topk_ids"][:4]},
+        {"topk_ids": arrays["topk_ids"][:, :2]},
+        {"topk_logprobs": arrays["topk_logprobs"][:, :2]},
+    ]
+    for change in wrong:
+        with pytest.raises(rollstore.ReplyError) as caught:
+            store.put("s", 0, **{**arrays, **change})
+        assert caught.value.kind == "shape"
+    with pytest.raises(ValueError, match="topk_ids: an array of 2 dimensions"):
+        store.put("s", 0, **{**arrays, "topk_ids": arrays["topk_ids"].ravel()})
+    with pytest.raises(TypeError, match="topk_logprobs"):
+        store.put("s", 0, **{**arrays, "topk_logprobs": None})
+    with pytest.raises(TypeError, match="token_logprobs"):
+        store.put("s", 0, token_ids=[1])
+    assert store.stat().turn_count == 0
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "value"),
+    [
+        ("token_logprobs", 1, np.nan),
+        ("topk_logprobs", (1, 1), np.inf),
+        ("topk_logprobs", (0, 0), 0.5),
+        ("token_ids", 2, -1),
+        ("topk_ids", (2, 1), -2),
+    ],
+)
+def test_values_are_checked_as_a_replys(store: Any, name: str, at: Any, value: float):
+    arrays = make_arrays(4, 2)
+    arrays[name][at] = value
+    with pytest.raises(rollstore.ReplyError) as caught:
+        store.put("s", 0, **arrays)
+    assert caught.value.kind == "value"
+    assert caught.value.field == name
+
+
+def test_a_turn_may_have_no_candidates_and_no_tokens(store: rollstore.Store):
+    store.put("s", 0, token_ids=[1, 2], token_logprobs=np.float32([-1, -2]))
+    store.put("s", 1, token_ids=[], token_logprobs=[])
+    with store.snapshot() as snapshot:
+        first, second = snapshot.sessions["s"]
+        assert (first.n, first.top_k, second.n) == (2, 0, 0)
+        assert first.topk_ids.shape == (2, 0)
+
+
+# ---------------------------------------------------------------- sessions
+
+
+def test_the_same_again_changes_nothing_and_other_contents_need_replace(store: rollstore.Store):
+    one, other = make_text(3, 2, seed=1), make_text(3, 2, seed=2)
+    assert store.put_reply("s", 0, one) is True
+    assert store.put_reply("s", 0, one) is False
+    with pytest.raises(rollstore.ConflictError):
+        store.put_reply("s", 0, other)
+    assert store.put_reply("s", 0, other, replace=True) is True
+    assert store.put_reply("s", 0, other) is False
+
+
+def test_turns_come_in_order(store: rollstore.Store):
+    with pytest.raises(rollstore.OrderError):
+        store.put_reply("s", 1, make_text(1, 1))
+    for bad in (-1, 2**32, 2**80):
+        with pytest.raises(ValueError, match="from 0 to"):
+            store.put_reply("s", bad, make_text(1, 1))
+    with pytest.raises(TypeError):
+        store.put_reply("s", "0", make_text(1, 1))  # type: ignore[arg-type]
+
+
+def test_an_outcome_is_kept_and_ends_the_session(store: rollstore.Store):
+    store.put_reply("s", 0, make_text(1, 1))
+    assert store.seal("s", "truncated", reward=0.25, group_index=-3, index=2**40) is True
+    assert store.seal("s", "truncated", reward=0.25, group_index=-3, index=2**40) is False
+    with pytest.raises(rollstore.ConflictError):
+        store.seal("s", "truncated", reward=0.5, group_index=-3, index=2**40)
+    with store.snapshot() as snapshot:
+        session = snapshot.sessions["s"]
+        assert (session.status, session.reward) == ("truncated", 0.25)
+        assert (session.group_index, session.index, session.sequence) == (-3, 2**40, 1)
+    assert store.seal("s", "failed", replace=True) is True
+    with store.snapshot() as snapshot:
+        session = snapshot.sessions["s"]
+        assert (session.status, session.reward, session.group_index) == ("failed", None, None)
+    with pytest.raises(rollstore.SealedError):
+        store.put_reply("s", 1, make_text(1, 1))
+    with pytest.raises(rollstore.SealedError):
+        store.restart("s")
+    with pytest.raises(ValueError, match="status"):
+        store.seal("s", "done")  # type: ignore[arg-type]
+    with pytest.raises(rollstore.NotFoundError):
+        store.seal("t")
+
+
+def test_a_session_is_restarted_and_released(store: rollstore.Store):
+    for turn in range(3):
+        store.put_reply("s", turn, make_text(1, 1, seed=turn))
+    assert store.restart("s", 1) is True
+    with store.snapshot() as snapshot:
+        assert len(snapshot.sessions["s"]) == 1
+    store.put_reply("s", 1, make_text(2, 1, seed=9))
+    store.release("s")
+    with pytest.raises(KeyError):
+        store.release("s")
+    assert store.restart("s") is False
+
+
+@pytest.mark.parametrize("name", ["", b"", "x" * 4097, b"x" * 4097])
+def test_a_session_id_has_1_to_4096_bytes(store: rollstore.Store, name: Any):
+    with pytest.raises(rollstore.ArgumentError):
+        store.put_reply(name, 0, make_text(1, 1))
+
+
+def test_a_session_id_may_be_any_text_and_any_bytes(store: rollstore.Store):
+    for name in ("a/b", "é 漢", "x" * 4096, b"\xff\xfe", b"nul\x00inside", "lone \udcff"):
+        store.put_reply(name, 0, make_text(1, 1))
+        with store.snapshot() as snapshot:
+            found = snapshot.sessions[name]
+            raw = name if isinstance(name, bytes) else name.encode("utf-8", "surrogateescape")
+            assert found.id.encode("utf-8", "surrogateescape") == raw
+            assert found.key == rollstore.session_key(name)
+    with pytest.raises(TypeError, match="session"):
+        store.put_reply(3, 0, make_text(1, 1))  # type: ignore[arg-type]
+
+
+# ---------------------------------------------------------------- decoded turns
+
+
+def test_a_decoded_turn_is_put_later_and_its_arrays_stay(store: rollstore.Store):
+    turn = rollstore.decode(make_text(10, 4), prompt=[1, 2], temperature=0.7)
+    ids = turn.topk_ids
+    before = ids.copy()
+    assert store.put_reply("a", 0, turn) is True
+    assert store.put_reply("b", 0, turn, prompt=[3], temperature=1.5) is True
+    assert (ids == before).all()
+    with store.snapshot() as snapshot:
+        a, b = snapshot.sessions["a"][0], snapshot.sessions["b"][0]
+        assert (a.prompt_ids.tolist(), b.prompt_ids.tolist()) == ([1, 2], [3])
+        assert (a.temperature, b.temperature) == (np.float32(0.7), 1.5)
+
+
+def test_a_stored_turn_is_put_elsewhere(store: rollstore.Store):
+    store.put_reply("a", 0, make_text(3, 2, seed=1), prompt=[1])
+    prompt = [1, *make_arrays(3, 2, seed=1)["token_ids"].tolist(), 8]
+    store.put_reply("a", 1, make_text(4, 2, seed=2), prompt=prompt)
+    with store.snapshot() as snapshot:
+        session = snapshot.sessions["a"]
+        with pytest.raises(rollstore.ArgumentError, match="prompt"):
+            store.put_reply("b", 0, session[1])
+        for number, turn in enumerate(session):
+            store.put_reply("b", number, turn, prompt=session.prompt(number))
+    with store.snapshot() as snapshot:
+        assert snapshot.sessions["b"].prompt(1).tolist() == prompt
+        for turn, copy in zip(snapshot.sessions["a"], snapshot.sessions["b"]):
+            assert turn.to_reply() == copy.to_reply()
+
+
+# ---------------------------------------------------------------- several changes
+
+
+def test_changes_are_all_or_none(store: rollstore.Store):
+    with store.changes() as changes:
+        changes.put_reply("a", 0, make_text(1, 1), prompt=[1])
+        changes.put_reply("a", 1, make_text(1, 1, seed=1))
+        changes.seal("a", reward=1.0, group_index=3)
+        changes.put_reply("b", 0, make_text(1, 1))
+        assert len(changes) == 4
+    assert store.stat().turn_count == 3
+    with pytest.raises(rollstore.NotFoundError) as caught, store.changes() as changes:
+        changes.put_reply("c", 0, make_text(1, 1))
+        changes.release("nobody")
+    assert caught.value.index == 1
+    with pytest.raises(rollstore.ReplyError), store.changes() as changes:
+        changes.release("b")
+        changes.put_reply("c", 0, b"no JSON")
+    assert store.stat().turn_count == 3
+    with store.changes() as changes:
+        changes.restart("b")
+        changes.release("a")
+    assert store.stat().session_count == 0
+
+
+def test_changes_tell_which_changed_something(store: rollstore.Store):
+    store.put_reply("a", 0, make_text(1, 1))
+    changes = store.changes()
+    changes.put_reply("a", 0, make_text(1, 1))
+    changes.put_reply("a", 1, make_text(2, 1))
+    changes.seal("a")
+    assert changes.apply() == [False, True, True]
+    assert changes.apply() == []
+
+
+# ---------------------------------------------------------------- recorded sessions
+
+
+def recorded(form: str) -> Any:
+    path = DATA / "sessions.jsonl"
+    if form == "path":
+        return path
+    if form == "bytes":
+        return path.read_bytes()
+    if form == "file":
+        return io.BytesIO(path.read_bytes())
+    if form == "text file":
+        return io.StringIO(path.read_text())
+    lines = path.read_bytes().splitlines()
+    return [json.loads(line) for line in lines] if form == "dicts" else lines
+
+
+@pytest.mark.parametrize("form", ["path", "bytes", "file", "text file", "lines", "dicts"])
+def test_recorded_sessions_give_the_expected_samples(store: rollstore.Store, form: str):
+    expected = fixtures("sessions_expected.jsonl")
+    result = store.ingest(recorded(form))
+    assert (result.turns, result.sealed) == (sum(e["turns"] for e in expected), len(expected))
+    assert (result.unchanged, result.refused) == (0, [])
+    again = store.ingest(recorded(form))
+    assert (again.turns, again.sealed) == (0, 0)
+    assert again.unchanged == result.turns + result.sealed
+    with store.snapshot() as snapshot:
+        for wanted in expected:
+            sample = snapshot.sessions[wanted["session_id"]].sample()
+            assert len(sample.tokens) == wanted["tokens"]
+            assert sample.response_length == wanted["response_length"]
+            assert sample.prompt_length == wanted["prompt_length"]
+            assert (sample.status, sample.info.top_k) == (wanted["status"], wanted["k"])
+            assert sample.weight_versions == wanted["weight_versions"]
+            for name, digest in wanted["sha256"].items():
+                assert sha256(getattr(sample, name.rsplit("_", 1)[0])) == digest
+
+
+def test_lines_that_cannot_be_stored_are_told_and_the_rest_is_stored(store: rollstore.Store):
+    good = (DATA / "sessions.jsonl").read_bytes().splitlines()
+    first = json.loads(good[0])
+    ahead = {**first, "session_id": "ahead", "turn": 3}
+    lines = [good[0], b"", b"no JSON", json.dumps(ahead).encode(), *good[1:]]
+    result = store.ingest(lines)
+    assert [(bad.line, bad.error.kind) for bad in result.refused] == [(3, "syntax"), (4, "order")]
+    assert result.turns + result.sealed == len(good)
+    with pytest.raises(rollstore.ReplyError, match="line 3: ") as caught:
+        store.ingest(lines, strict=True)
+    assert caught.value.index == 3
+
+
+def test_the_candidates_of_recorded_sessions_can_be_demanded(store: rollstore.Store):
+    result = store.ingest(DATA / "sessions.jsonl", top_k=16)
+    assert {bad.error.kind for bad in result.refused if bad.error.field} >= {"shape"}
+    assert result.turns == 0
+
+
+# ---------------------------------------------------------------- capacity
+
+
+def fill(store: rollstore.Store) -> int:
+    """Put sessions until the store is full; returns their number."""
+    for number in range(10000):
+        try:
+            store.put_reply(f"fill-{number}", 0, make_text(200, 32), timeout=0)
+        except rollstore.FullError:
+            return number
+    raise AssertionError("the store never became full")
+
+
+@pytest.fixture()
+def small(path: Path):
+    with rollstore.open(path, "x", capacity="1M") as opened:
+        yield opened
+
+
+def test_at_capacity_a_put_fails_after_its_timeout_and_nothing_is_lost(small: rollstore.Store):
+    count = fill(small)
+    assert count > 3
+    with pytest.raises(TimeoutError, match="within [0-9]+ ms") as caught:
+        small.put_reply("more", 0, make_text(200, 32), timeout=0.25)
+    assert isinstance(caught.value, rollstore.FullError)
+    assert int(str(caught.value).split("within ")[1].split()[0]) >= 250
+    assert small.stat().session_count == count
+    assert small.verify().faults == []
+    small.release("fill-0")
+    assert small.put_reply("more", 0, make_text(200, 32), timeout=0) is True
+
+
+def test_a_put_that_waits_goes_on_when_another_thread_releases(small: rollstore.Store):
+    fill(small)
+    waiting = threading.Event()
+
+    def release() -> None:
+        waiting.wait(10)
+        time.sleep(0.05)
+        small.release("fill-0")
+
+    thread = threading.Thread(target=release)
+    thread.start()
+    waiting.set()
+    assert small.put_reply("more", 0, make_text(200, 32), timeout=None) is True
+    thread.join()
+
+
+def test_a_turn_larger_than_the_store_is_refused_at_once(small: rollstore.Store):
+    with pytest.raises((rollstore.LimitError, rollstore.FullError)):
+        small.put("s", 0, **make_arrays(20000, 32), timeout=0)
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), "1"])
+def test_a_timeout_is_seconds_or_none(store: rollstore.Store, timeout: Any):
+    with pytest.raises((TypeError, ValueError), match="timeout|must be real"):
+        store.put_reply("s", 0, make_text(1, 1), timeout=timeout)
