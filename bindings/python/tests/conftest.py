@@ -12,7 +12,7 @@ import pytest
 import rollstore
 
 
-@pytest.fixture()
+@pytest.fixture
 def path(tmp_path: Path) -> Iterator[Path]:
     """A path for a store: in shared memory where there is some, as in use."""
     shared = Path("/dev/shm")
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Iterator[Path]:
     shutil.rmtree(folder)
 
 
-@pytest.fixture()
+@pytest.fixture
 def store(path: Path) -> Iterator[rollstore.Store]:
     """A new store of 32 MiB."""
     with rollstore.open(path, "x", capacity=32 << 20) as opened:

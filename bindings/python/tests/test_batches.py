@@ -17,7 +17,7 @@ NAMES = ("tokens", "loss_mask", "rollout_logprobs", "topk_ids", "topk_logprobs")
 EMPTY = {"loss_mask": 0, "rollout_logprobs": 0.0, "topk_ids": -1, "topk_logprobs": -np.inf}
 
 
-@pytest.fixture()
+@pytest.fixture
 def recorded(store: rollstore.Store) -> rollstore.Store:
     store.ingest(DATA / "sessions.jsonl")
     return store

@@ -22,7 +22,7 @@ def seal(store: rollstore.Store, count: int, first: int = 0) -> None:
         store.seal(f"s{number}", reward=float(number))
 
 
-@pytest.fixture()
+@pytest.fixture
 def consumer(store: rollstore.Store) -> rollstore.Consumer:
     seal(store, 10)
     return store.consumer("trainer")

@@ -18,7 +18,7 @@ import rollstore
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: no test of tensors")
 
 
-@pytest.fixture()
+@pytest.fixture
 def recorded(store: rollstore.Store) -> rollstore.Store:
     store.ingest(DATA / "sessions.jsonl")
     store.put_reply("open/1", 0, make_text(40, 8))

@@ -46,7 +46,7 @@ def in_form(reply: dict[str, Any], form: str, folder: Path) -> Any:
 
 @pytest.mark.parametrize("form", FORMS)
 def test_golden_replies_are_stored_exactly(store: rollstore.Store, form: str, tmp_path: Path):
-    for case, expected in GOLDEN:
+    for case, _ in GOLDEN:
         reply = in_form(case["reply"], form, tmp_path)
         assert store.put_reply(case["name"], 0, reply, **options(case)) is True
     with store.snapshot() as snapshot:
@@ -542,7 +542,7 @@ def fill(store: rollstore.Store) -> int:
     raise AssertionError("the store never became full")
 
 
-@pytest.fixture()
+@pytest.fixture
 def small(path: Path):
     with rollstore.open(path, "x", capacity="1M") as opened:
         yield opened

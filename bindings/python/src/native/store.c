@@ -441,17 +441,22 @@ static PyObject *store_copy(PyObject *object, PyObject *args, PyObject *kwargs)
 
 /* ---------------------------------------------------------------- verify */
 
+/* Verifying calls back after each turn; signals are looked at after as many. */
+#define VERIFY_TURNS 64
+
 typedef struct verifying {
     StoreObject *store;
     PyObject *faults; /* list of str */
-    bool stopped;     /* a signal, a close or an allocation that failed */
+    unsigned calls;
+    bool stopped; /* a signal, a close or an allocation that failed */
 } verifying;
 
 static int verify_progress(void *context, uint64_t done, uint64_t total)
 {
+    (void)done;
     (void)total;
     verifying *v = context;
-    if (done % 64 != 0 && !v->stopped) {
+    if (++v->calls % VERIFY_TURNS != 0 && !v->stopped) {
         return 0;
     }
     PyGILState_STATE gil = PyGILState_Ensure();
