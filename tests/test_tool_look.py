@@ -7,8 +7,12 @@ import os
 import pty
 import re
 import select
+import shutil
 import subprocess
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -357,10 +361,24 @@ def test_output_that_cannot_be_written_is_a_failure(store: Path, arguments: str)
         assert (store / "data.mdb").read_bytes() == before
 
 
+@pytest.fixture
+def public_tool() -> Iterator[dict[str, Any]]:
+    """The tool where everybody may run it: the build tree may lie where only root may look."""
+    with tempfile.TemporaryDirectory() as public:
+        os.chmod(public, 0o755)
+        program = shutil.copy(TOOL, public)
+        needed = subprocess.run(["ldd", TOOL], capture_output=True, text=True, check=True).stdout
+        for library in re.findall(r"=> (\S*/librollstore\S*)", needed):
+            shutil.copy(library, public)
+        yield {"executable": program, "env": {**os.environ, "LD_LIBRARY_PATH": public}}
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
-def test_another_users_store_is_refused_with_permission(folder: Path, store: Path) -> None:
+def test_another_users_store_is_refused_with_permission(
+    folder: Path, store: Path, public_tool: dict[str, Any]
+) -> None:
     def as_nobody(*arguments: str | Path) -> Done:
-        return tool(*arguments, user=NOBODY, group=NOBODY, extra_groups=[])
+        return tool(*arguments, user=NOBODY, group=NOBODY, extra_groups=[], **public_tool)
 
     for arguments in (("ls", store), ("create", folder / "mine", "--capacity", "1M"),
                       ("put", store, "s", "0"), ("release", store, "s")):  # fmt: skip
