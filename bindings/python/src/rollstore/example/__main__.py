@@ -24,8 +24,8 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m rollstore.example",
         description="Train a small policy on rollouts of a coarsely rounded copy of it, with the "
-        "plain policy gradient and with the score-centering loss, through a rollstore store. There is "
-        "nothing to learn: all that moves is drift.",
+        "plain policy gradient and with the score-centering loss, through a rollstore store. There "
+        "is nothing to learn: all that moves is drift.",
     )
     parser.add_argument("--steps", type=int, default=60, help="training steps (60)")
     parser.add_argument("--samplers", type=int, default=2, help="sampler processes (2)")

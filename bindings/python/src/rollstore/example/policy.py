@@ -32,8 +32,8 @@ class Policy(torch.nn.Module):
         self, token: torch.Tensor, state: torch.Tensor | None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Logits after one more token, [batch, VOCAB], and the state that goes on from there."""
-        hidden, state = self.recur(self.embed(token[:, None]), state)
-        return self.out(hidden[:, 0]), state
+        hidden, after = self.recur(self.embed(token[:, None]), state)
+        return self.out(hidden[:, 0]), after
 
 
 def rounded(policy: Policy, levels: int) -> Policy:
