@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -209,7 +209,7 @@ _NAMES = (
 Shape = tuple[int, ...]
 
 if TYPE_CHECKING:
-    Named = str | bytes | Session | SessionInfo | Lease
+    Named: TypeAlias = str | bytes | Session | SessionInfo | Lease
 
 
 def _sample_infos(plan: _rollstore.Plan) -> list[SampleInfo]:
