@@ -42,7 +42,7 @@ def test_it_trains_twice_and_plots(tmp_path: Path) -> None:
 
 
 def test_both_runs_begin_at_the_same_policy_and_the_correction_holds_it() -> None:
-    """Where there is nothing to learn, the corrected run moves less; by how much depends on luck."""
+    """Where there is nothing to learn, the corrected run moves less."""
     done = run("--steps", "40", "--seed", "1")
     assert done.returncode == 0, done.stderr
     last = re.search(r"Drift after them: ([0-9.]+) plain, ([0-9.]+) centred", done.stdout)
