@@ -5,6 +5,7 @@
 
 #include "files.h"
 #include "internal.h"
+#include "pages.h"
 
 typedef struct copy_job {
     rst_store *source;
@@ -44,6 +45,18 @@ static int set_format(const char *folder, mode_t mode, const rst_format_entry *f
     return code;
 }
 
+/* LMDB copies as many pages as the first page of a value says. */
+static int check_source(rst_store *store, rst_error *error)
+{
+    rst_snapshot *snapshot;
+    int code = rst_snapshot_open(store, &snapshot, error);
+    if (!code) {
+        code = rst_pages_check(store->env->lmdb, snapshot->txn, RST_PAGES_ALL, error);
+        rst_snapshot_close(snapshot);
+    }
+    return code;
+}
+
 static int fill_copy(const char *folder, mode_t mode, const rst_format_entry *format,
                      rst_error *error, void *context)
 {
@@ -69,7 +82,10 @@ int rst_store_copy(rst_store *store, const char *path, uint64_t capacity_size, r
         return rst_fail(error, RST_ERR_EXISTS, "path", "there is something at %s already", path);
     }
     rst_stat stat;
-    code = rst_store_stat(store, &stat, error);
+    code = check_source(store, error);
+    if (!code) {
+        code = rst_store_stat(store, &stat, error);
+    }
     if (code) {
         return code;
     }

@@ -63,10 +63,10 @@ int rst_make_format(const rst_create_options *options, rst_format_entry *format,
         return rst_fail(error, RST_ERR_ARGUMENT, "durability", "durability %d is none",
                         (int)o->durability);
     }
-    if (o->reader_count > 65536) {
+    if (o->reader_count > RST_READER_COUNT_MAX) {
         return rst_fail(error, RST_ERR_ARGUMENT, "reader_count",
-                        "%u reader slots: at most 65536, every commit looks at all of them",
-                        o->reader_count);
+                        "%u reader slots: at most %u, every commit looks at all of them",
+                        o->reader_count, RST_READER_COUNT_MAX);
     }
     capacity = (capacity + page - 1) / page * page;
     /* Releasing writes too: copies of tree pages, and lists of the freed ones.  Turns never get

@@ -96,6 +96,15 @@ int rst_read_session(MDB_txn *txn, const rst_env *env, const uint8_t key[RST_KEY
     return rst_parse_session(&value, entry, id, error);
 }
 
+static bool is_zero(const void *bytes, size_t size)
+{
+    const unsigned char *at = bytes;
+    while (size > 0 && at[size - 1] == 0) {
+        size--;
+    }
+    return size == 0;
+}
+
 int rst_read_totals(MDB_txn *txn, const rst_env *env, rst_totals_entry *totals, rst_error *error)
 {
     MDB_val key = {sizeof RST_META_KEY_TOTALS - 1, (void *)(uintptr_t)RST_META_KEY_TOTALS};
@@ -107,6 +116,10 @@ int rst_read_totals(MDB_txn *txn, const rst_env *env, rst_totals_entry *totals, 
                    : rst_fail(error, RST_ERR_CORRUPT, "meta", "the store's totals are missing");
     }
     memcpy(totals, value.mv_data, sizeof *totals);
+    if (totals->next_sequence == 0 || totals->next_sequence == UINT64_MAX ||
+        !is_zero(totals->reserved, sizeof totals->reserved)) {
+        return rst_fail(error, RST_ERR_CORRUPT, "meta", "the store's totals are damaged");
+    }
     return RST_OK;
 }
 
@@ -134,10 +147,14 @@ int rst_read_format(MDB_txn *txn, MDB_dbi meta, rst_format_entry *format, rst_er
                         "newer rollstore",
                         format->version, rst_version(), RST_FORMAT_VERSION);
     }
-    bool sound = value.mv_size == sizeof *format && format->page_size >= 512 &&
-                 format->page_size <= 65536 && format->capacity_size <= format->map_size &&
-                 format->durability >= RST_DURABILITY_MEMORY &&
-                 format->durability <= RST_DURABILITY_FULL;
+    bool sound =
+        value.mv_size == sizeof *format && format->page_size >= 512 && format->page_size <= 65536 &&
+        format->capacity_size >= RST_CAPACITY_MIN && format->capacity_size <= format->map_size &&
+        format->durability >= RST_DURABILITY_MEMORY && format->durability <= RST_DURABILITY_FULL &&
+        (format->durability == RST_DURABILITY_INTERVAL) == (format->interval_ms > 0) &&
+        format->reader_count > 0 && format->reader_count <= RST_READER_COUNT_MAX &&
+        is_zero(&format->reserved0, sizeof format->reserved0) &&
+        is_zero(format->reserved, sizeof format->reserved);
     return sound ? RST_OK
                  : rst_fail(error, RST_ERR_CORRUPT, "meta", "the store's format entry is damaged");
 }

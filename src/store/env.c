@@ -10,6 +10,7 @@
 
 #include "files.h"
 #include "internal.h"
+#include "pages.h"
 
 /* LMDB forbids opening an environment twice in a process: closing one of them would drop the file
  * locks of both.  So every handle of a store shares the environment found in this list. */
@@ -147,6 +148,15 @@ int rst_lmdb_open(const char *path, unsigned flags, unsigned reader_count, mode_
         mdb_env_set_mapsize(lmdb, (size_t)map_size);
     }
     int lock = lock_data_file(path);
+    int code = lock < 0 && errno != ENOENT ? rst_fail_errno(error, "opening", path) : RST_OK;
+    if (lock >= 0) {
+        code = rst_pages_check_metas(lock, error); /* what LMDB is about to believe */
+    }
+    if (code) {
+        mdb_env_close(lmdb);
+        unlock_data_file(lock);
+        return code;
+    }
     /* Snapshots move between threads: no thread-local reader slots. */
     result = mdb_env_open(lmdb, path, flags | MDB_NOTLS, mode);
     int fd;
@@ -233,8 +243,26 @@ static int find_map(rst_env *env, MDB_txn *txn, rst_error *error)
     return RST_OK;
 }
 
-/* Read what an existing store says of itself. */
-static int load(rst_env *env, rst_error *error)
+/* The format entry is no part of the trees: what it says of them must be what LMDB says. */
+static int check_format(const rst_env *env, rst_error *error)
+{
+    MDB_stat stat;
+    mdb_env_stat(env->lmdb, &stat);
+    if (env->format.page_size != stat.ms_psize || env->format.map_size > env->map_size) {
+        return rst_fail(error, RST_ERR_CORRUPT, "meta",
+                        "the store's format entry is damaged: its sizes are not the file's");
+    }
+    if (stat.ms_psize > sysconf(_SC_PAGESIZE)) {
+        return rst_fail(error, RST_ERR_VERSION, "page_size",
+                        "the store was created on a machine with memory pages of %u bytes, larger "
+                        "than this one's: ingest its sessions here anew",
+                        stat.ms_psize);
+    }
+    return RST_OK;
+}
+
+/* Read what an existing store says of itself, when its pages are what LMDB takes them for. */
+static int load(rst_env *env, rst_pages_extent check, rst_error *error)
 {
     int code = check_file_holds_pages(env, error);
     if (code) {
@@ -250,9 +278,15 @@ static int load(rst_env *env, rst_error *error)
     if (result) {
         return rst_fail_lmdb(error, result, "opening");
     }
-    code = rst_open_databases(env, txn, 0, error);
+    code = check == RST_PAGES_NOT ? RST_OK : rst_pages_check(env->lmdb, txn, check, error);
+    if (!code) {
+        code = rst_open_databases(env, txn, 0, error);
+    }
     if (!code) {
         code = rst_read_format(txn, env->meta, &env->format, error);
+    }
+    if (!code) {
+        code = check_format(env, error);
     }
     if (!code) {
         code = find_map(env, txn, error);
@@ -293,7 +327,7 @@ static int probe(const char *path, rst_format_entry *format, rst_error *error)
     rst_env env = {0};
     int code = rst_lmdb_open(path, MDB_RDONLY, slots_to_ask_for(path), 0600, 0, &env.lmdb, error);
     if (!code) {
-        code = load(&env, error);
+        code = load(&env, RST_PAGES_FOR_WRITING, error);
         rst_lmdb_close(env.lmdb);
         *format = env.format;
     }
@@ -324,7 +358,7 @@ static int open_for_writing(const char *path, rst_env *env, rst_error *error)
         code = rst_allocate_data(env->lmdb, format.map_size, path, error);
     }
     if (!code) {
-        code = load(env, error);
+        code = load(env, RST_PAGES_NOT, error);
     }
     if (!code && env->format.durability != RST_DURABILITY_FULL) {
         mdb_env_set_flags(env->lmdb, MDB_NOSYNC, 1);
@@ -344,7 +378,7 @@ static int env_open(const char *path, bool read_only, rst_env **out, rst_error *
     if (read_only) {
         code = rst_lmdb_open(path, MDB_RDONLY, slots_to_ask_for(path), 0600, 0, &env->lmdb, error);
         if (!code) {
-            code = load(env, error);
+            code = load(env, RST_PAGES_FOR_READING, error);
         }
     } else {
         code = open_for_writing(path, env, error);

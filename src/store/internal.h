@@ -14,6 +14,7 @@
 
 #define RST_TURN_KEY_SIZE 24 /* session or consumer key, then a big-endian u64 */
 #define RST_READY_KEY_SIZE 8 /* a big-endian u64 */
+#define RST_READER_COUNT_MAX 65536u
 
 /* One LMDB environment of this process: LMDB forbids a second one of the same files. */
 typedef struct rst_env {

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #include "internal.h"
+#include "pages.h"
 
 int rst_snapshot_open(rst_store *store, rst_snapshot **out, rst_error *error)
 {
@@ -218,16 +219,10 @@ int rst_read_turn(MDB_txn *txn, const rst_env *env, const uint8_t key[RST_KEY_SI
     if (result) {
         return rst_fail_lmdb(error, result, "reading a turn");
     }
-    /* LMDB does not look at a value's size; a damaged one must not lead outside the map. */
-    const unsigned char *begin = v.mv_data;
-    if (begin < env->map || v.mv_size > env->map_size ||
-        (size_t)(begin - env->map) > env->map_size - v.mv_size) {
-        return rst_fail(error, RST_ERR_CORRUPT, "record_size", "a turn's value leaves the map");
+    if (!rst_pages_value_sound(env, &v, true)) {
+        return rst_fail(error, RST_ERR_CORRUPT, "pages", "a turn's value has not its own pages");
     }
     int code = rst_record_open(v.mv_data, v.mv_size, out, error);
-    if (!code && (uintptr_t)out->token_ids % RST_ALIGNMENT != 0) {
-        code = rst_fail(error, RST_ERR_CORRUPT, "token_ids", "a turn's arrays are not aligned");
-    }
     const rst_record_header *header = v.mv_data;
     if (!code && (out->turn != turn || memcmp(header->session_key, key, RST_KEY_SIZE) != 0)) {
         code = rst_fail(error, RST_ERR_CORRUPT, "turn", "a turn is stored under another's key");

@@ -2,6 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "pages.h"
 #include "sequence.h"
 
 typedef struct verifier {
@@ -13,6 +14,7 @@ typedef struct verifier {
     uint64_t total;
     rst_sequence sequence;
     bool stopped;
+    bool unreadable; /* LMDB cannot be asked for anything */
 } verifier;
 
 /* A fault is reported and the scan goes on; only a failing call ends it. */
@@ -213,6 +215,24 @@ static int verify_counts(verifier *v, rst_error *error)
     return RST_OK;
 }
 
+/* LMDB's own pages.  What is found here was damaged while the store was open: opening looked, too.
+ */
+static int verify_pages(verifier *v, rst_error *error)
+{
+    rst_error own; /* a fault needs its text, also when the caller wants none */
+    rst_error_clear(&own);
+    int code = rst_pages_check(v->env->lmdb, v->snapshot->txn, RST_PAGES_ALL, &own);
+    if (code == RST_ERR_CORRUPT || code == RST_ERR_NOT_STORE || code == RST_ERR_VERSION) {
+        report(v, &own);
+        v->unreadable = v->stopped = true;
+        return RST_OK;
+    }
+    if (code && error) {
+        *error = own;
+    }
+    return code;
+}
+
 static void report_consumer(void *context, const rst_error *fault)
 {
     report(context, fault);
@@ -228,10 +248,13 @@ int rst_store_verify(rst_store *store, const rst_verify_options *options, rst_ve
     if (code) {
         return code;
     }
-    rst_totals_entry totals;
-    code = rst_read_totals(v.snapshot->txn, v.env, &totals, error);
-    v.total = totals.turn_count;
-    if (!code) {
+    rst_totals_entry totals = {0};
+    code = verify_pages(&v, error);
+    if (!code && !v.stopped) {
+        code = rst_read_totals(v.snapshot->txn, v.env, &totals, error);
+        v.total = totals.turn_count;
+    }
+    if (!code && !v.stopped) {
         code = verify_sessions(&v, error);
     }
     if (!code && !v.stopped) {
@@ -242,7 +265,7 @@ int rst_store_verify(rst_store *store, const rst_verify_options *options, rst_ve
     }
     rst_sequence_free(&v.sequence);
     rst_snapshot_close(v.snapshot);
-    if (!code && v.stopped) {
+    if (!code && v.stopped && !v.unreadable) {
         return rst_fail(error, RST_ERR_TIMEOUT, NULL, "stopped after %llu of %llu turns",
                         (unsigned long long)result->turn_count, (unsigned long long)v.total);
     }

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "pages.h"
 #include "sequence.h"
 
 int rst_check_not_deleted(const rst_store *store, rst_error *error)
@@ -145,17 +146,36 @@ static int recount(rst_write *write, const uint8_t key[RST_KEY_SIZE], rst_sessio
     return RST_OK;
 }
 
-static int delete_turns(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint32_t from,
-                        uint32_t to, rst_error *error)
+/* LMDB frees the pages that the value's first page speaks of.  Only a session that this transaction
+ * has changed can have pages that it has written. */
+static bool may_be_freed(const rst_write *write, const MDB_val *value,
+                         const rst_session_entry *entry)
 {
-    for (uint32_t turn = from; turn < to; turn++) {
+    return rst_pages_value_sound(write->store->env, value,
+                                 entry->revision == mdb_txn_id(write->txn));
+}
+
+/* Drop the session's turns from `from` on. */
+static int delete_turns(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint32_t from,
+                        const rst_session_entry *entry, rst_error *error)
+{
+    MDB_dbi turns = write->store->env->turns;
+    for (uint32_t turn = from; turn < entry->turn_count; turn++) {
         unsigned char turn_key[RST_TURN_KEY_SIZE];
         rst_turn_key(turn_key, key, turn);
         MDB_val k = {sizeof turn_key, turn_key};
-        int result = mdb_del(write->txn, write->store->env->turns, &k, NULL);
+        MDB_val value;
+        int result = mdb_get(write->txn, turns, &k, &value);
         if (result == MDB_NOTFOUND) {
             return rst_fail(error, RST_ERR_CORRUPT, "turns", "turn %u of a session is missing",
                             turn);
+        }
+        if (!result && !may_be_freed(write, &value, entry)) {
+            return rst_fail(error, RST_ERR_CORRUPT, "pages",
+                            "the pages of turn %u of a session are damaged", turn);
+        }
+        if (!result) {
+            result = mdb_del(write->txn, turns, &k, NULL);
         }
         if (result) {
             return rst_fail_lmdb(error, result, "deleting a turn");
@@ -169,7 +189,7 @@ static int delete_session(rst_write *write, const uint8_t key[RST_KEY_SIZE],
                           const rst_session_entry *entry, rst_error *error)
 {
     const rst_env *env = write->store->env;
-    int code = delete_turns(write, key, 0, entry->turn_count, error);
+    int code = delete_turns(write, key, 0, entry, error);
     if (code) {
         return code;
     }
@@ -219,19 +239,25 @@ static size_t value_size_of(const rst_env *env, size_t record_size)
 
 static uint64_t pages_of(const rst_env *env, size_t value_size)
 {
-    return (value_size + RST_VALUE_OFFSET + env->format.page_size - 1) / env->format.page_size;
+    return rst_pages_of_value(env->format.page_size, value_size);
 }
 
-/* Put a value without its bytes; *page gets the first page it lies in. */
+/* Put a value without its bytes; *page gets the first page it lies in.  flags: 0 where one stands
+ * there already, else MDB_NOOVERWRITE: what no session knows of was not looked at. */
 static int reserve_pages(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint64_t number,
-                         size_t size, unsigned char **out, uint64_t *page, rst_error *error)
+                         size_t size, unsigned flags, unsigned char **out, uint64_t *page,
+                         rst_error *error)
 {
     const rst_env *env = write->store->env;
     unsigned char turn_key[RST_TURN_KEY_SIZE];
     rst_turn_key(turn_key, key, number);
     MDB_val k = {sizeof turn_key, turn_key};
     MDB_val v = {size, NULL};
-    int result = mdb_put(write->txn, env->turns, &k, &v, MDB_RESERVE);
+    int result = mdb_put(write->txn, env->turns, &k, &v, MDB_RESERVE | flags);
+    if (result == MDB_KEYEXIST) {
+        return rst_fail(error, RST_ERR_CORRUPT, "turns",
+                        "a turn is stored that its session does not know of");
+    }
     if (result) {
         return rst_fail_lmdb(error, result, "storing a turn");
     }
@@ -255,14 +281,15 @@ static int unreserve(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint64_t
  * freed.  They are filled meanwhile, under keys that no turn can have, until a page below the
  * capacity comes or the file would grow. */
 static int reserve_value(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint32_t turn,
-                         size_t size, uint64_t pages, unsigned char **out, rst_error *error)
+                         size_t size, unsigned flags, unsigned char **out, rst_error *error)
 {
     const rst_env *env = write->store->env;
     MDB_envinfo info;
     mdb_env_info(env->lmdb, &info);
+    uint64_t pages = pages_of(env, size);
     uint64_t filled = 0;
     uint64_t page = 0;
-    int code = reserve_pages(write, key, turn, size, out, &page, error);
+    int code = reserve_pages(write, key, turn, size, flags, out, &page, error);
     while (!code && page + pages > env->capacity_pages) {
         if (page > info.me_last_pgno) {
             return rst_fail(error, RST_ERR_FULL, NULL, "the store is at capacity");
@@ -270,11 +297,12 @@ static int reserve_value(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint
         unsigned char *unused;
         code = unreserve(write, key, turn, error);
         if (!code) {
-            code = reserve_pages(write, key, UINT64_MAX - filled, size, &unused, &page, error);
+            code = reserve_pages(write, key, UINT64_MAX - filled, size, MDB_NOOVERWRITE, &unused,
+                                 &page, error);
             filled++;
         }
         if (!code) {
-            code = reserve_pages(write, key, turn, size, out, &page, error);
+            code = reserve_pages(write, key, turn, size, flags, out, &page, error);
         }
     }
     for (uint64_t i = 0; i < filled && !code; i++) {
@@ -284,18 +312,18 @@ static int reserve_value(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint
 }
 
 static int put_value(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint32_t turn,
-                     const rst_planned *planned, size_t *stored_size, rst_error *error)
+                     const rst_planned *planned, bool is_stored, size_t *stored_size,
+                     rst_error *error)
 {
     const rst_env *env = write->store->env;
     size_t size = value_size_of(env, planned->size);
-    uint64_t pages = pages_of(env, size);
-    if (pages >= env->capacity_pages) {
+    if (pages_of(env, size) >= env->capacity_pages) {
         return rst_fail(error, RST_ERR_LIMIT, NULL,
                         "the turn has %zu bytes, more than the store's whole capacity of %llu",
                         planned->size, (unsigned long long)env->format.capacity_size);
     }
     unsigned char *out = NULL;
-    int code = reserve_value(write, key, turn, size, pages, &out, error);
+    int code = reserve_value(write, key, turn, size, is_stored ? 0 : MDB_NOOVERWRITE, &out, error);
     if (code) {
         return code;
     }
@@ -340,6 +368,10 @@ static int compare_stored(rst_write *write, const rst_change *change, const rst_
     }
     if (entry->state == RST_STATE_SEALED) {
         return rst_fail(error, RST_ERR_SEALED, "turn", "session \"%s\" is sealed", shown);
+    }
+    if (!may_be_freed(write, &value, entry)) {
+        return rst_fail(error, RST_ERR_CORRUPT, "pages",
+                        "the pages of turn %u of session \"%s\" are damaged", change->turn, shown);
     }
     rst_turn new;
     code = rst_record_open(planned->bytes, planned->size, &new, error);
@@ -428,7 +460,7 @@ int rst_write_put(rst_write *write, rst_change *change, rst_planned *planned, rs
                         entry.turn_count);
     }
     size_t stored_size = 0;
-    code = put_value(write, planned->key, change->turn, planned, &stored_size, error);
+    code = put_value(write, planned->key, change->turn, planned, is_stored, &stored_size, error);
     if (code) {
         return code;
     }
@@ -522,7 +554,7 @@ int rst_write_restart(rst_write *write, rst_change *change, const uint8_t key[RS
     if (change->turn == 0) {
         return delete_session(write, key, &entry, error);
     }
-    code = delete_turns(write, key, change->turn, entry.turn_count, error);
+    code = delete_turns(write, key, change->turn, &entry, error);
     if (!code) {
         code = recount(write, key, &entry, change->turn, error);
     }
