@@ -5,6 +5,7 @@ import os
 import re
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy
@@ -58,8 +59,11 @@ class BuildWithCMake(build_ext):
         self.copy_file(str(built), str(module))
 
 
-setup(
-    version=version(),
-    ext_modules=[Extension("rollstore._rollstore", sources=[])],
-    cmdclass={"build_ext": BuildWithCMake},
-)
+# What a build leaves behind, a later wheel would pick up again: each has a folder of its own.
+with tempfile.TemporaryDirectory() as scratch:
+    setup(
+        version=version(),
+        options={"build": {"build_base": scratch}},
+        ext_modules=[Extension("rollstore._rollstore", sources=[])],
+        cmdclass={"build_ext": BuildWithCMake},
+    )

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -30,3 +31,9 @@ def store(path: Path) -> Iterator[rollstore.Store]:
     """A new store of 32 MiB."""
     with rollstore.open(path, "x", capacity=32 << 20) as opened:
         yield opened
+
+
+@pytest.fixture
+def torch() -> Any:
+    """PyTorch; what needs it is not tested without."""
+    return pytest.importorskip("torch", reason="no PyTorch here: tensors were NOT tested")

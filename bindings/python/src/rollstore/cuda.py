@@ -136,7 +136,7 @@ class Pending(Generic[T]):
     def get(self) -> T:
         """What was copied, on the GPU. The current stream waits for the copy, the host does not."""
         for tensor in self._tensors:
-            stream = torch.cuda.current_stream(tensor.device)
+            stream: Any = torch.cuda.current_stream(tensor.device)
             stream.wait_event(self._event)
             tensor.record_stream(stream)  # its memory is not given out again before that is done
         return self._copied
