@@ -20,7 +20,7 @@ import numpy as np
 DATA = Path(__file__).parent / "data"
 TOOL = os.environ.get("ROLLSTORE_TOOL", "")
 NOBODY = 65534
-COMMANDS = "create decode put ingest ls show dump stat verify copy release consumers".split()
+COMMANDS = "create decode put ingest ls show dump stat verify copy release consumers bench".split()
 
 Json = dict[str, Any]
 Done = subprocess.CompletedProcess[bytes]

@@ -18,9 +18,9 @@ typedef struct tool_command {
     int (*run)(int argc, char **argv); /* argv[0] is the command's name; returns a STATUS_ */
 } tool_command;
 
-extern const tool_command command_consumers, command_copy, command_create, command_decode,
-    command_dump, command_ingest, command_ls, command_put, command_release, command_show,
-    command_stat, command_verify;
+extern const tool_command command_bench, command_consumers, command_copy, command_create,
+    command_decode, command_dump, command_ingest, command_ls, command_put, command_release,
+    command_show, command_stat, command_verify;
 
 /* ---------------------------------------------------------------- the store on the command line */
 

@@ -10,9 +10,9 @@
 #include "command.h"
 
 static const tool_command *const commands[] = {
-    &command_create, &command_decode, &command_put,     &command_ingest,
-    &command_ls,     &command_show,   &command_dump,    &command_stat,
-    &command_verify, &command_copy,   &command_release, &command_consumers,
+    &command_create,  &command_decode,    &command_put,   &command_ingest, &command_ls,
+    &command_show,    &command_dump,      &command_stat,  &command_verify, &command_copy,
+    &command_release, &command_consumers, &command_bench,
 };
 #define COMMAND_COUNT (sizeof commands / sizeof *commands)
 
