@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import mmap
+import resource
 import threading
 import time
 from pathlib import Path
@@ -586,3 +587,47 @@ def test_a_turn_larger_than_the_store_is_refused_at_once(small: rollstore.Store)
 def test_a_timeout_is_seconds_or_none(store: rollstore.Store, timeout: Any):
     with pytest.raises((TypeError, ValueError), match="timeout|must be real"):
         store.put_reply("s", 0, make_text(1, 1), timeout=timeout)
+
+
+# ---------------------------------------------------------------- memory
+
+
+def test_writing_leaks_nothing(store: rollstore.Store):
+    """Every way to put a turn and to be refused, again and again, has flat memory."""
+    text, parsed, arrays = make_text(50, 8), make_reply(50, 8), make_arrays(50, 8)
+    bad = make_reply(50, 8)
+    meta = bad["choices"][0]["meta_info"]
+    meta["output_top_logprobs_val_flat_b64"] = '"' * 5000  # written out a second time
+    lines = (DATA / "sessions.jsonl").read_bytes().splitlines()[:3]
+    consumer = store.consumer("c")
+
+    def once() -> None:
+        for number in range(100):
+            store.put_reply("s", 0, text, prompt=[1, 2, 3], temperature=1)
+            store.put_reply("s", 0, parsed, prompt=np.arange(3), replace=True)
+            store.put("t", 0, **arrays, weight_version=3, finish_reason="other")
+            rollstore.decode(text).to_reply()
+            for refused in (bad, text[:-5], b"", "{}", {"choices": []}, 3):
+                with pytest.raises((rollstore.ReplyError, TypeError)):
+                    store.put_reply("u", 0, refused)
+            with pytest.raises(TypeError):
+                store.put("u", 0, **{**arrays, "topk_logprobs": arrays["topk_logprobs"] * 1.0j})
+            with store.changes() as changes:
+                changes.put_reply("v", 0, parsed)
+                changes.seal("v", reward=number)
+            store.ingest(lines)
+            store.ingest([json.loads(line) for line in lines])
+            with consumer.take(1, timeout=0) as leases:
+                leases.renew()
+            consumer.commit(consumer.place())
+            for name in ("s", "t", "v"):
+                store.release(name)
+            store.snapshot().close()
+            store.stat()
+
+    once()
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for _ in range(20):
+        once()
+    grown = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before
+    assert grown < 2048, f"{grown} KB after 2,000 rounds"
