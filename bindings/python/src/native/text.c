@@ -192,10 +192,21 @@ static bool put_integer(native_json *json, PyObject *number)
     return put(json, at, (size_t)(digits + sizeof digits - at));
 }
 
+/* Two digits at a time: each division waits for the one before it. */
+static const char pairs[] = "0001020304050607080910111213141516171819"
+                            "2021222324252627282930313233343536373839"
+                            "4041424344454647484950515253545556575859"
+                            "6061626364656667686970717273747576777879"
+                            "8081828384858687888990919293949596979899";
+
 static char *put_digits(char *out, uint64_t value, int count)
 {
-    for (int i = count; i-- > 0; value /= 10) {
-        out[i] = (char)('0' + value % 10);
+    int left = count;
+    for (; left >= 2; left -= 2, value /= 100) {
+        memcpy(out + left - 2, pairs + 2 * (value % 100), 2);
+    }
+    if (left) {
+        *out = (char)('0' + value);
     }
     return out + count;
 }
@@ -217,13 +228,15 @@ static char *quick_float(float value, char *out)
         return out + 3;
     }
     if (size >= 1e-4 && size < 10) {
-        uint64_t scaled = (uint64_t)(size * (double)unit + 0.5);
+        uint64_t scaled = (uint64_t)(int64_t)(size * (double)unit + 0.5);
         *out++ = (char)('0' + scaled / unit);
         *out++ = '.';
-        return put_digits(out, scaled % unit, 13);
+        uint64_t fraction = scaled % unit; /* in two parts, which wait for nothing of each other */
+        put_digits(out, fraction / 100000000, 5);
+        return put_digits(out + 5, fraction % 100000000, 8);
     }
     if (size >= 10 && size < 1e5) {
-        uint64_t scaled = (uint64_t)(size * 1e9 + 0.5);
+        uint64_t scaled = (uint64_t)(int64_t)(size * 1e9 + 0.5);
         uint64_t whole = scaled / 1000000000;
         out = put_digits(out, whole, whole < 100 ? 2 : whole < 1000 ? 3 : whole < 10000 ? 4 : 5);
         *out++ = '.';
@@ -237,7 +250,7 @@ static char *quick_float(float value, char *out)
         size *= 10;
         exponent++;
     }
-    uint64_t scaled = (uint64_t)(size * 1e9 + 0.5);
+    uint64_t scaled = (uint64_t)(int64_t)(size * 1e9 + 0.5);
     if (scaled >= 10000000000) {
         scaled = 9999999999; /* 1e-10 away */
     }
@@ -272,6 +285,49 @@ static bool put_float(native_json *json, double value)
     return fine;
 }
 
+/* ---------------------------------------------------------------- entries */
+
+/* Room for one: two brackets, two commas, a float32, an id below 10^10, null. */
+#define ENTRY_SIZE 64
+
+/*
+ * A reply is mostly lists of [logprob, id, null]: such a one is written at once.  False says
+ * nothing about others.  Nothing here runs other code, so borrowed references hold.
+ */
+static bool put_entry(native_json *json, PyObject *list)
+{
+    if (!json->floats || !PyList_CheckExact(list) || PyList_GET_SIZE(list) != 3 ||
+        PyList_GET_ITEM(list, 2) != Py_None || json->capacity - json->size < ENTRY_SIZE) {
+        return false;
+    }
+    PyObject *logprob = PyList_GET_ITEM(list, 0);
+    PyObject *id = PyList_GET_ITEM(list, 1);
+    if (!PyFloat_CheckExact(logprob) || !PyLong_CheckExact(id)) {
+        return false;
+    }
+    int overflow;
+    long long number = PyLong_AsLongLongAndOverflow(id, &overflow);
+    double value = PyFloat_AS_DOUBLE(logprob);
+    if (overflow || number < 0 || number > INT32_MAX || (double)(float)value != value) {
+        return false;
+    }
+    char *out = json->text + json->size;
+    *out++ = '[';
+    out = quick_float((float)value, out);
+    if (!out) {
+        return false;
+    }
+    *out++ = ',';
+    int digits = 1;
+    for (long long limit = 10; digits < 10 && number >= limit; limit *= 10) {
+        digits++;
+    }
+    out = put_digits(out, (uint64_t)number, digits);
+    memcpy(out, ",null]", 6);
+    json->size = (size_t)(out + 6 - json->text);
+    return true;
+}
+
 /* ---------------------------------------------------------------- any value */
 
 static bool put_value(native_json *json, PyObject *value, int depth);
@@ -284,7 +340,8 @@ static bool put_list(native_json *json, PyObject *list, int depth)
     /* The size is asked for each time: another thread may change a list between two items. */
     for (Py_ssize_t i = 0; i < PySequence_Fast_GET_SIZE(list); i++) {
         PyObject *item = Py_NewRef(PySequence_Fast_GET_ITEM(list, i));
-        bool fine = (i == 0 || put_char(json, ',')) && put_value(json, item, depth);
+        bool fine = (i == 0 || put_char(json, ',')) &&
+                    (put_entry(json, item) || put_value(json, item, depth));
         Py_DECREF(item);
         if (!fine) {
             return false;
