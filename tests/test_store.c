@@ -251,6 +251,31 @@ static void a_prompt_is_stored_as_what_it_adds(void **state)
     support_assert_sound(f->store);
 }
 
+static void a_turn_is_replaced_in_the_transaction_that_wrote_it(void **state)
+{
+    fixture *f = *state;
+    rst_record *second = rst_record_new();
+    support_fill(f->record, 800, 32, 1, NULL, 0, NULL);
+    support_fill(second, 10, 4, 2, NULL, 0, NULL);
+    rst_change changes[2] = {
+        {.kind = RST_CHANGE_PUT, .session = "a", .session_size = 1, .record = f->record},
+        {.kind = RST_CHANGE_PUT,
+         .flags = RST_CHANGE_REPLACE,
+         .session = "a",
+         .session_size = 1,
+         .record = second},
+    };
+    assert_ok(rst_apply(f->store, changes, 2, 0, &f->error), f->error);
+    rst_snapshot *now;
+    rst_turn turn;
+    assert_ok(rst_snapshot_open(f->store, &now, &f->error), f->error);
+    assert_ok(rst_turn_get(now, "a", 1, 0, &turn, &f->error), f->error);
+    assert_int_equal(turn.token_count, 10);
+    rst_snapshot_close(now);
+    support_assert_sound(f->store);
+    rst_record_free(second);
+}
+
 static void many_changes_are_one_transaction(void **state)
 {
     fixture *f = *state;
@@ -707,6 +732,7 @@ int main(void)
         TEST(turns_come_in_order),
         TEST(a_turn_is_replaced_only_where_later_ones_do_not_build_on_it),
         TEST(a_prompt_is_stored_as_what_it_adds),
+        TEST(a_turn_is_replaced_in_the_transaction_that_wrote_it),
         TEST(many_changes_are_one_transaction),
         TEST(any_bytes_of_up_to_4096_are_an_id),
         TEST(every_array_lies_aligned_in_the_map),

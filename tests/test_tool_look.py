@@ -393,6 +393,7 @@ def test_another_users_store_is_refused_with_permission(
     store.chmod(0o755)
     (store / "data.mdb").chmod(0o644)
     (store / "lock.mdb").chmod(0o666)
+    (store / "guard.bin").chmod(0o644)
     for arguments in (("ls", store), ("show", store, "s"), ("verify", store), ("stat", store)):
         done = as_nobody(*arguments)
         assert (done.returncode, done.stderr) == (0, b""), done

@@ -5,7 +5,9 @@
  * little-endian, except the big-endian numbers inside keys, which make LMDB's byte order the
  * numbers' order.  Format version 1.
  *
- * The store is a folder with LMDB's data.mdb and lock.mdb.  It holds these named databases:
+ * The store is a folder with LMDB's data.mdb and lock.mdb, and guard.bin, in which the library
+ * notes what it needs to bring data.mdb back after a power cut; data.mdb alone holds all contents.
+ * It has these named databases:
  *
  *   name       key (bytes)                                     value
  *   ---------  ----------------------------------------------  -----------------------------------
@@ -112,8 +114,26 @@ typedef enum rst_outcome_status {
     RST_STATUS_FAILED = 4
 } rst_outcome_status;
 
+/*
+ * What a power cut, or a crash of the kernel, leaves.  A process that is killed loses nothing that
+ * was acknowledged, whatever the durability.
+ *
+ * MEMORY promises nothing.  The first opening after a restart of the machine reads everything once;
+ * it succeeds when all is there, as after an orderly shutdown, and else is RST_ERR_CORRUPT.
+ *
+ * INTERVAL: the store is there as of the beginning of the last completed sync, exactly: everything
+ * acknowledged before is in it, nothing later.  Syncs begin interval_ms apart, or back to back
+ * where one takes longer, as long as some process has the store open for writing.  Closing the last
+ * handle of a process syncs.  (When every such process is killed, what was acknowledged since the
+ * last sync is still there, and is safe from the next opening for writing on.)  Pages that were
+ * freed since the last sync are not used again before the next one.
+ *
+ * FULL: everything acknowledged is there; of a commit that was under way, all or nothing.
+ *
+ * That holds for a disk that keeps what it has acknowledged, and writes sectors of 512 bytes whole.
+ */
 typedef enum rst_durability {
-    RST_DURABILITY_MEMORY = 1,   /* never synced: survives the process, not the machine */
+    RST_DURABILITY_MEMORY = 1,   /* never synced */
     RST_DURABILITY_INTERVAL = 2, /* synced every interval_ms */
     RST_DURABILITY_FULL = 3      /* synced at each commit */
 } rst_durability;
@@ -242,14 +262,15 @@ RST_STATIC_ASSERT(offsetof(rst_format_entry, store_id) == 48, "layout");
 
 /* What stat shows without reading the data; updated in each transaction that changes it. */
 typedef struct rst_totals_entry {
-    uint64_t next_sequence;   /* what the next sealed session gets; from 1 */
-    uint64_t open_count;      /* sessions */
-    uint64_t sealed_count;    /* sessions, not released */
-    uint64_t released_count;  /* sessions, ever */
-    uint64_t turn_count;      /* turns stored now */
-    uint64_t generated_count; /* tokens stored now */
-    uint64_t value_size;      /* bytes of values stored now */
-    uint64_t reserved[9];     /* zero */
+    uint64_t next_sequence;     /* what the next sealed session gets; from 1 */
+    uint64_t open_count;        /* sessions */
+    uint64_t sealed_count;      /* sessions, not released */
+    uint64_t released_count;    /* sessions, ever */
+    uint64_t turn_count;        /* turns stored now */
+    uint64_t generated_count;   /* tokens stored now */
+    uint64_t value_size;        /* bytes of values stored now */
+    uint64_t freed_transaction; /* LMDB's number of the last one that deleted turns; 0 for none */
+    uint64_t reserved[8];       /* zero */
 } rst_totals_entry;
 
 RST_STATIC_ASSERT(sizeof(rst_totals_entry) == 128, "layout");

@@ -53,12 +53,15 @@ typedef struct rst_create_options {
  * different paths, shares one LMDB environment; a process that has it open read-only must open it
  * for writing before or close it first (RST_ERR_BUSY).  After fork, calls on an inherited handle
  * return RST_ERR_FORKED: open again in the child, and close the inherited one to free its memory.
+ * The first opening after a restart of the machine brings back what the durability promises, see
+ * rst_durability; RST_ERR_CORRUPT when that is not there.  All processes of a store must be in one
+ * PID namespace: RST_ERR_BUSY for one that comes from another (a container's own, usually).
  */
 RST_API int rst_store_open(const char *path, unsigned flags, const rst_create_options *create,
                            rst_store **store, rst_error *error);
 
 /* Close the handle.  RST_ERR_BUSY, and nothing closed, while its snapshots are open.  Takes NULL.
- */
+ * RST_ERR_IO when the last sync of RST_DURABILITY_INTERVAL fails: the handle is closed then. */
 RST_API int rst_store_close(rst_store *store, rst_error *error);
 
 /* The path the store was opened by; lives as long as the handle. */
@@ -213,7 +216,9 @@ typedef struct rst_stat {
     uint64_t pinned_size;      /* bytes of freed pages that an open snapshot still holds */
     uint64_t last_transaction; /* LMDB's number of the last commit */
     uint32_t readers_used;     /* open snapshots and idle slots of living processes */
-    uint32_t reader_pid;       /* process with the oldest open snapshot, 0 when none */
+    uint32_t reader_pid;       /* process with the oldest open snapshot, 0 when none; with
+                                  RST_DURABILITY_INTERVAL each process that may write has one, of
+                                  the last sync */
     uint64_t reader_age;       /* transactions committed since that snapshot */
     int read_only_files;       /* this process may not write the data file */
 } rst_stat;

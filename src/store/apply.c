@@ -321,59 +321,51 @@ static int say_full(rst_store *store, int64_t timeout_ms, rst_error *error)
     return code;
 }
 
-/* LMDB hands out what a transaction freed not in the next one but in the one after it, and writers
- * that wait at capacity commit nothing: without another commit the last release's pages would
- * never come.  It is made once for each change of the totals, so that writers which wait together
- * do not keep each other busy.  False when there is nothing new to be had. */
-static bool commit_again(rst_store *store, rst_totals_entry *seen)
+/* Something was released, or may be: wait for it.  False at the deadline. */
+static bool wait_for_room(rst_store *store, uint64_t seen, const rst_deadline *deadline)
 {
-    rst_write write;
-    if (rst_write_begin(store, &write, NULL) != RST_OK) {
+    if (rst_deadline_passed(deadline)) {
         return false;
     }
-    if (memcmp(&write.totals, seen, sizeof *seen) == 0) {
-        rst_write_abort(&write);
-        return false;
+    /* A release commits; a snapshot that closes does not, so look again now and then. */
+    rst_deadline look = rst_deadline_in(20);
+    if (!deadline->forever && deadline->at_ns < look.at_ns) {
+        look = *deadline;
     }
-    *seen = write.totals;
-    write.changed = true;
-    return rst_write_commit(&write, NULL) == RST_OK;
+    rst_wait_for_commit(store->env, seen, &look);
+    return true;
 }
+
+/* Without a PUT a change waits for no release, but still for the syncs of other processes. */
+enum { SYNC_PATIENCE_MS = 5000 };
 
 static int apply_until(rst_store *store, plan *p, rst_change *changes, size_t count,
                        int64_t timeout_ms, rst_error *error)
 {
-    rst_deadline deadline = rst_deadline_in(timeout_ms);
-    rst_totals_entry totals = {0};
     bool puts = false;
     for (size_t i = 0; i < count; i++) {
         puts |= changes[i].kind == RST_CHANGE_PUT;
     }
+    bool others = store->env->format.durability == RST_DURABILITY_INTERVAL;
+    rst_deadline deadline = rst_deadline_in(puts ? timeout_ms : others ? SYNC_PATIENCE_MS : 0);
+    bool last_chance = false;
     int code = puts ? plan_all(p, store, changes, count, error) : RST_OK;
     while (!code) {
         uint64_t seen = rst_last_transaction(store->env);
         code = write_all(store, p, changes, count, error);
-        if (code != RST_ERR_FULL || !puts) {
+        if (code != RST_ERR_FULL) {
             return code;
         }
-        if (commit_again(store, &totals)) {
+        bool late = last_chance;
+        last_chance = rst_deadline_passed(&deadline);
+        bool made;
+        code = rst_write_make_room(store, &made, error);
+        if (!code && (late || (!made && !wait_for_room(store, seen, &deadline)))) {
+            return say_full(store, timeout_ms, error);
+        }
+        if (!code && puts) {
             code = plan_all(p, store, changes, count, error);
-            continue;
         }
-        /* A dead reader may hold what was released. */
-        int dead = 0;
-        mdb_reader_check(store->env->lmdb, &dead);
-        if (rst_deadline_passed(&deadline)) {
-            return dead > 0 ? write_all(store, p, changes, count, error)
-                            : say_full(store, timeout_ms, error);
-        }
-        /* A release commits; a snapshot that closes does not, so look again now and then. */
-        rst_deadline look = rst_deadline_in(20);
-        if (!deadline.forever && deadline.at_ns < look.at_ns) {
-            look = deadline;
-        }
-        rst_wait_for_commit(store->env, seen, &look);
-        code = plan_all(p, store, changes, count, error);
     }
     return code;
 }

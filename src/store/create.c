@@ -3,10 +3,12 @@
 #include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
+#include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
 #include "files.h"
+#include "guard.h"
 #include "internal.h"
 
 static int write_format(rst_env *env, const rst_format_entry *format, rst_error *error)
@@ -88,14 +90,16 @@ int rst_make_format(const rst_create_options *options, rst_format_entry *format,
     return random_bytes(format->store_id, sizeof format->store_id, error);
 }
 
+static const char *const files[] = {RST_DATA_FILE, RST_LOCK_FILE, RST_GUARD_FILE};
+enum { FILE_COUNT = sizeof files / sizeof *files };
+
 static void remove_store(const char *folder)
 {
     char path[PATH_MAX];
-    if (rst_path_join(path, folder, RST_DATA_FILE, NULL) == RST_OK) {
-        unlink(path);
-    }
-    if (rst_path_join(path, folder, RST_LOCK_FILE, NULL) == RST_OK) {
-        unlink(path);
+    for (int i = 0; i < FILE_COUNT; i++) {
+        if (rst_path_join(path, folder, files[i], NULL) == RST_OK) {
+            unlink(path);
+        }
     }
     rmdir(folder);
 }
@@ -119,16 +123,44 @@ static int fill_folder(const char *folder, mode_t mode, const rst_format_entry *
     if (env.lmdb) {
         rst_lmdb_close(env.lmdb);
     }
+    return code;
+}
+
+/* The umask may have taken the group's permission away, which was asked for. */
+static int set_permissions(const char *folder, mode_t mode, rst_error *error)
+{
     char path[PATH_MAX];
-    const char *names[] = {RST_DATA_FILE, RST_LOCK_FILE};
-    for (int i = 0; !code && i < 2; i++) {
-        /* The umask may have taken the group's permission away, which was asked for. */
-        code = rst_path_join(path, folder, names[i], error);
+    for (int i = 0; i < FILE_COUNT; i++) {
+        int code = rst_path_join(path, folder, files[i], error);
         if (!code && chmod(path, mode) != 0) {
             code = rst_fail_errno(error, "setting permissions of", path);
         }
+        if (code) {
+            return code;
+        }
     }
-    return code;
+    mode_t search = (mode & 0444) >> 2;
+    return chmod(folder, mode | search) == 0
+               ? RST_OK
+               : rst_fail_errno(error, "setting permissions of", folder);
+}
+
+static int sync_parent(const char *path, rst_error *error)
+{
+    char parent[PATH_MAX];
+    snprintf(parent, sizeof parent, "%s", path);
+    char *end = parent + strlen(parent);
+    while (end > parent + 1 && end[-1] == '/') {
+        *--end = '\0';
+    }
+    char *slash = strrchr(parent, '/');
+    if (slash == parent) {
+        slash++;
+    }
+    if (slash) {
+        *slash = '\0';
+    }
+    return rst_sync_folder(slash ? parent : ".", error);
 }
 
 int rst_create_folder(const char *path, unsigned flags, const rst_format_entry *format,
@@ -152,8 +184,15 @@ int rst_create_folder(const char *path, unsigned flags, const rst_format_entry *
     if (!code) {
         code = fill(folder, mode, format, error, context);
     }
-    if (!code && chmod(folder, flags & RST_OPEN_GROUP ? 0770 : 0700) != 0) {
-        code = rst_fail_errno(error, "setting permissions of", folder);
+    if (!code) {
+        code = rst_guard_create(folder, mode, format, error);
+    }
+    if (!code) {
+        code = set_permissions(folder, mode, error);
+    }
+    bool durable = format->durability != RST_DURABILITY_MEMORY;
+    if (!code && durable) {
+        code = rst_sync_folder(folder, error);
     }
     /* The store appears whole or not at all, also when this process is killed or another one
      * creates the same store at this moment: rename replaces nothing but an empty folder. */
@@ -164,8 +203,9 @@ int rst_create_folder(const char *path, unsigned flags, const rst_format_entry *
     }
     if (code) {
         remove_store(folder);
+        return code;
     }
-    return code;
+    return durable ? sync_parent(path, error) : RST_OK;
 }
 
 static int fill_new(const char *folder, mode_t mode, const rst_format_entry *format,

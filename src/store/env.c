@@ -9,8 +9,9 @@
 #include <unistd.h>
 
 #include "files.h"
-#include "internal.h"
+#include "guard.h"
 #include "pages.h"
+#include "sync.h"
 
 /* LMDB forbids opening an environment twice in a process: closing one of them would drop the file
  * locks of both.  So every handle of a store shares the environment found in this list. */
@@ -34,6 +35,9 @@ static void after_fork_in_parent(void)
 static void after_fork_in_child(void)
 {
     atomic_fetch_add(&rst_fork_generation, 1);
+    for (rst_env *env = list; env; env = env->next) {
+        rst_guard_forget(env->guard);
+    }
     list = NULL;
     pthread_mutex_unlock(&list_lock);
 }
@@ -305,6 +309,7 @@ static void env_free(rst_env *env)
     if (env->lmdb) {
         rst_lmdb_close(env->lmdb);
     }
+    rst_guard_detach(env->guard);
     free((void *)env->checked);
     free(env);
 }
@@ -366,6 +371,89 @@ static int open_for_writing(const char *path, rst_env *env, rst_error *error)
     return code;
 }
 
+/* ---------------------------------------------------------------- what the machine left */
+
+/* guard.bin; made anew where it is missing, once it is clear that this is a store. */
+static int attach(const char *path, rst_env *env, rst_error *error)
+{
+    int code = rst_guard_attach(path, env->read_only, &env->guard, error);
+    if (code != RST_ERR_NOT_FOUND) {
+        return code;
+    }
+    rst_error_clear(error);
+    rst_format_entry format;
+    code = probe(path, &format, error);
+    code = code ? code : rst_guard_adopt(path, &format, error);
+    return code ? code : rst_guard_attach(path, env->read_only, &env->guard, error);
+}
+
+static void keep_first_fault(void *context, const rst_error *fault)
+{
+    rst_error *first = context;
+    if (first->code == RST_OK) {
+        *first = *fault;
+    }
+}
+
+static int verify_all(rst_env *env, const char *path, rst_error *error)
+{
+    rst_store store = {.env = env, .path = (char *)(uintptr_t)path, .flags = RST_OPEN_TRUST};
+    rst_error first = {.code = RST_OK};
+    rst_verify_options options = {.fault = keep_first_fault, .context = &first};
+    rst_verify_result result;
+    int code = rst_store_verify(&store, &options, &result, error);
+    return code || result.fault_count == 0
+               ? code
+               : rst_fail(error, RST_ERR_CORRUPT, first.field, "%s", first.message);
+}
+
+static int say_damaged(const char *path, uint16_t durability, rst_error *error)
+{
+    char why[RST_ERROR_MESSAGE_SIZE];
+    snprintf(why, sizeof why, "%s", error ? error->message : "");
+    const char *promise =
+        durability == RST_DURABILITY_MEMORY ? "; durability memory promises nothing then" : "";
+    return rst_fail(error, RST_ERR_CORRUPT, "path",
+                    "%s was in use when the machine stopped or its disk failed, and is damaged: "
+                    "%s%s",
+                    path, why, promise);
+}
+
+/* ---------------------------------------------------------------- opening */
+
+static int open_lmdb(const char *path, rst_env *env, rst_error *error)
+{
+    if (!env->read_only) {
+        return open_for_writing(path, env, error);
+    }
+    int code = rst_lmdb_open(path, MDB_RDONLY, slots_to_ask_for(path), 0600, 0, &env->lmdb, error);
+    return code ? code : load(env, RST_PAGES_FOR_READING, error);
+}
+
+static int env_open_steps(const char *path, rst_env *env, rst_error *error)
+{
+    int code = attach(path, env, error);
+    if (code) {
+        return code;
+    }
+    bool was_stale = env->guard->stale;
+    uint16_t durability = env->guard->slot.durability;
+    code = rst_guard_recover(env->guard, path, error);
+    code = code ? code : open_lmdb(path, env, error);
+    if (!code && env->guard->verify) {
+        code = verify_all(env, path, error);
+    }
+    if (code) {
+        bool damaged = code == RST_ERR_CORRUPT || code == RST_ERR_NOT_STORE;
+        return damaged && was_stale ? say_damaged(path, durability, error) : code;
+    }
+    code = rst_guard_settle(env->guard, &env->format, error);
+    if (!code && !env->read_only && env->format.durability == RST_DURABILITY_INTERVAL) {
+        code = rst_syncer_start(env, error);
+    }
+    return code;
+}
+
 static int env_open(const char *path, bool read_only, rst_env **out, rst_error *error)
 {
     rst_env *env = calloc(1, sizeof *env);
@@ -374,18 +462,7 @@ static int env_open(const char *path, bool read_only, rst_env **out, rst_error *
     }
     env->read_only = read_only;
     env->generation = atomic_load(&rst_fork_generation);
-    int code;
-    if (read_only) {
-        code = rst_lmdb_open(path, MDB_RDONLY, slots_to_ask_for(path), 0600, 0, &env->lmdb, error);
-        if (!code) {
-            code = load(env, RST_PAGES_FOR_READING, error);
-        }
-    } else {
-        code = open_for_writing(path, env, error);
-    }
-    if (!code && !read_only && env->format.durability == RST_DURABILITY_INTERVAL) {
-        code = rst_syncer_start(env, error);
-    }
+    int code = env_open_steps(path, env, error);
     if (code) {
         env_free(env);
         return code;
@@ -499,18 +576,19 @@ int rst_store_open(const char *path, unsigned flags, const rst_create_options *o
     return RST_OK;
 }
 
-static void release_env(rst_env *env)
+static int release_env(rst_env *env, rst_error *error)
 {
     if (--env->handles > 0) {
-        return;
+        return RST_OK;
     }
     rst_env **at = &list;
     while (*at != env) {
         at = &(*at)->next;
     }
     *at = env->next;
-    rst_syncer_stop(env);
+    int code = rst_syncer_stop(env, error);
     env_free(env);
+    return code;
 }
 
 int rst_store_close(rst_store *store, rst_error *error)
@@ -525,14 +603,15 @@ int rst_store_close(rst_store *store, rst_error *error)
         return rst_fail(error, RST_ERR_BUSY, NULL, "%s has %u open snapshot%s: close %s first",
                         store->path, open, open == 1 ? "" : "s", open == 1 ? "it" : "them");
     }
+    int code = RST_OK;
     if (!inherited) {
         pthread_mutex_lock(&list_lock);
-        release_env(store->env);
+        code = release_env(store->env, error);
         pthread_mutex_unlock(&list_lock);
     }
     free(store->path);
     free(store);
-    return RST_OK;
+    return code;
 }
 
 const char *rst_store_path(const rst_store *store)

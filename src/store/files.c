@@ -150,6 +150,19 @@ int rst_check_data_file(const char *data, struct stat *info, rst_error *error)
     return RST_OK;
 }
 
+int rst_sync_folder(const char *folder, rst_error *error)
+{
+    int fd = open(folder, O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+    if (fd < 0) {
+        return rst_fail_errno(error, "opening", folder);
+    }
+    /* Some file systems have nothing to do for a folder, and say so. */
+    int code =
+        fsync(fd) == 0 || errno == EINVAL ? RST_OK : rst_fail_errno(error, "syncing", folder);
+    close(fd);
+    return code;
+}
+
 /* A process over its file-size limit is not told by an error but killed by SIGXFSZ: look first. */
 static int check_size_limit(uint64_t size, rst_error *error)
 {
@@ -201,6 +214,12 @@ static bool read_number(const char *path, const char *label, uint64_t *number)
     return at && end != at;
 }
 
+static bool is_tmpfs(int fd)
+{
+    struct statfs space;
+    return fstatfs(fd, &space) == 0 && (unsigned long)space.f_type == 0x01021994; /* TMPFS_MAGIC */
+}
+
 /* Bytes that may still be allocated.  A tmpfs gives away memory that the machine or the container
  * does not have, and the process that touches it is killed: so its own limit is not the only one.
  */
@@ -214,7 +233,7 @@ static uint64_t room_of(int fd, uint64_t *total)
     uint64_t block = (uint64_t)space.f_bsize;
     uint64_t room = (uint64_t)space.f_bavail * block;
     *total = (uint64_t)space.f_blocks * block;
-    if ((unsigned long)space.f_type != 0x01021994) { /* TMPFS_MAGIC */
+    if (!is_tmpfs(fd)) {
         return room;
     }
     uint64_t kilobytes;
@@ -249,8 +268,10 @@ int rst_allocate_file(int fd, uint64_t size, const char *path, rst_error *error)
     if (fstat(fd, &info) != 0) {
         return rst_fail_errno(error, "looking at", path);
     }
+    /* Elsewhere blocks of the file system's own count too, and may hide a hole; but a tmpfs looks
+     * at every page of a file to find that it is there. */
     uint64_t has = (uint64_t)info.st_blocks * 512;
-    if ((uint64_t)info.st_size >= size && has >= size) {
+    if ((uint64_t)info.st_size >= size && has >= size && is_tmpfs(fd)) {
         return RST_OK;
     }
     int code = check_size_limit(size, error);

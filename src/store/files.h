@@ -10,6 +10,7 @@
 
 #define RST_DATA_FILE "data.mdb"
 #define RST_LOCK_FILE "lock.mdb"
+#define RST_GUARD_FILE "guard.bin"
 
 int rst_path_join(char out[PATH_MAX], const char *folder, const char *name, rst_error *error);
 
@@ -28,6 +29,9 @@ int rst_check_data_file(const char *data, struct stat *info, rst_error *error);
 /* RST_ERR_NO_SPACE, RST_ERR_MEMORY when this process may not have a file or mapping of that size.
  */
 int rst_check_limits(uint64_t size, rst_error *error);
+
+/* The names in the folder are on the disk. */
+int rst_sync_folder(const char *folder, rst_error *error);
 
 /* Give every byte of the file its place on the file system now, so that writing through the map can
  * never meet a full one (which would be a SIGBUS). */

@@ -31,7 +31,8 @@ typedef struct rst_env {
     size_t map_size;
     uint64_t capacity_pages;    /* pages that values may lie in */
     _Atomic(uint64_t) *checked; /* records checked before, see read.c; NULL until the first */
-    struct rst_syncer *syncer;  /* RST_DURABILITY_INTERVAL's thread, NULL else */
+    struct rst_guard *guard;    /* guard.bin */
+    struct rst_syncer *syncer;  /* RST_DURABILITY_INTERVAL, open for writing; NULL else */
 } rst_env;
 
 struct rst_store {
@@ -63,11 +64,16 @@ typedef struct rst_write {
     MDB_txn *txn;
     rst_totals_entry totals; /* written back by rst_write_commit when changed */
     bool changed;            /* something was written: without it commit becomes abort */
+    bool freed;              /* a turn was deleted or replaced */
 } rst_write;
 
 int rst_write_begin(rst_store *store, rst_write *write, rst_error *error);
 int rst_write_commit(rst_write *write, rst_error *error); /* aborts on any error */
 void rst_write_abort(rst_write *write);                   /* also after a commit: does nothing */
+
+/* After RST_ERR_FULL, without a transaction: make released pages usable that only LMDB's order of
+ * things or a sync holds back.  *made: something was done, so that trying again may succeed. */
+int rst_write_make_room(rst_store *store, bool *made, rst_error *error);
 
 /* Delete one session, its turns and its place in the ready order.  RST_ERR_NOT_FOUND. */
 int rst_write_release(rst_write *write, const uint8_t key[RST_KEY_SIZE], rst_error *error);
@@ -125,10 +131,6 @@ int64_t rst_clock_ns(clockid_t clock);
 
 /* RST_ERR_GONE when the store's files were deleted: what is written then, nobody will find. */
 int rst_check_not_deleted(const rst_store *store, rst_error *error);
-
-/* The thread of RST_DURABILITY_INTERVAL. */
-int rst_syncer_start(rst_env *env, rst_error *error);
-void rst_syncer_stop(rst_env *env);
 
 /* ---------------------------------------------------------------- creating */
 

@@ -17,6 +17,7 @@ _Static_assert(sizeof(size_t) == 8, "LMDB's files differ between word sizes; thi
 /* ---------------------------------------------------------------- meta pages */
 
 #define META_SIZE 136u
+_Static_assert(RST_PAGE_HEADER_SIZE + META_SIZE == RST_PAGES_META_SIZE, "a meta page");
 #define META_MAGIC UINT32_C(0xBEEFC0DE)
 #define META_VERSION 1u
 #define FLAGS_FREE 0x08u    /* keys are integers */
@@ -351,6 +352,43 @@ static int check_trees(check *c, rst_error *error)
         code = check_free(c, error);
     }
     free(c->pages.used);
+    return code;
+}
+
+int rst_pages_check_saved(int fd, const unsigned char bytes[RST_PAGES_META_SIZE], rst_error *error)
+{
+    check c = {.extent = RST_PAGES_FOR_WRITING, .pages = {.fd = fd, .ahead = true}};
+    struct stat file;
+    if (fstat(fd, &file) != 0) {
+        return rst_fail_system(error, RST_ERR_IO, errno, "looking at the data file");
+    }
+    c.seen = parse_meta(bytes);
+    c.pages.page_size = c.seen.page_size;
+    int code = page_size_possible(c.seen.page_size)
+                   ? check_meta(&c.seen, c.seen.txn_id % 2, (uint64_t)file.st_size, error)
+                   : bad_meta(c.seen.txn_id % 2, "the size of a page", error);
+    if (code) {
+        return code;
+    }
+    c.pages.page_count = c.seen.last_page + 1;
+    return check_trees(&c, error);
+}
+
+int rst_pages_newest(int fd, unsigned char bytes[RST_PAGES_META_SIZE], rst_error *error)
+{
+    int code = rst_pages_check_metas(fd, error);
+    rst_pages pages = {.fd = fd};
+    unsigned char second[RST_PAGES_META_SIZE];
+    if (!code) {
+        code = rst_pages_read(&pages, 0, bytes, RST_PAGES_META_SIZE, error);
+    }
+    if (!code) {
+        uint64_t at = parse_meta(bytes).page_size;
+        code = rst_pages_read(&pages, at, second, sizeof second, error);
+    }
+    if (!code && parse_meta(second).txn_id > parse_meta(bytes).txn_id) {
+        memcpy(bytes, second, sizeof second);
+    }
     return code;
 }
 

@@ -22,6 +22,17 @@ int rst_pages_check_metas(int fd, rst_error *error);
  * RST_ERR_CORRUPT. */
 int rst_pages_check(MDB_env *lmdb, MDB_txn *txn, rst_pages_extent extent, rst_error *error);
 
+#define RST_PAGES_META_SIZE 152u        /* bytes of a meta page that mean something */
+#define RST_PAGES_META_PAGE_SIZE 40u    /* byte of it at which the size of a page stands */
+#define RST_PAGES_META_TRANSACTION 144u /* byte of it at which its transaction's number stands */
+
+/* Check the version that a meta page describes, of which this is the beginning; it need not be the
+ * file's newest.  As RST_PAGES_FOR_WRITING, without LMDB; nobody may be writing. */
+int rst_pages_check_saved(int fd, const unsigned char meta[RST_PAGES_META_SIZE], rst_error *error);
+
+/* The beginning of the meta page that LMDB would take.  Errors of rst_pages_check_metas. */
+int rst_pages_newest(int fd, unsigned char meta[RST_PAGES_META_SIZE], rst_error *error);
+
 /* Pages that a value of that size has when it has pages of its own. */
 uint64_t rst_pages_of_value(uint32_t page_size, uint64_t value_size);
 

@@ -1,7 +1,4 @@
-/* Waiting for other processes, and the thread that syncs at intervals. */
-#include <errno.h>
-#include <pthread.h>
-#include <stdlib.h>
+/* Waiting for other processes. */
 #include <time.h>
 
 #include "internal.h"
@@ -95,88 +92,4 @@ int rst_ready_wait(rst_store *store, uint64_t after, int64_t timeout_ms, uint64_
         }
     }
     return code;
-}
-
-/* ---------------------------------------------------------------- RST_DURABILITY_INTERVAL */
-
-typedef struct rst_syncer {
-    pthread_t thread;
-    pthread_mutex_t lock;
-    pthread_cond_t wake;
-    bool stop;
-} rst_syncer;
-
-static void *sync_at_intervals(void *argument)
-{
-    rst_env *env = argument;
-    rst_syncer *syncer = env->syncer;
-    uint64_t synced = 0;
-    pthread_mutex_lock(&syncer->lock);
-    while (!syncer->stop) {
-        struct timespec at;
-        clock_gettime(CLOCK_MONOTONIC, &at);
-        int64_t ns = at.tv_nsec + (int64_t)env->format.interval_ms * 1000000;
-        at.tv_sec += ns / 1000000000;
-        at.tv_nsec = ns % 1000000000;
-        pthread_cond_timedwait(&syncer->wake, &syncer->lock, &at);
-        pthread_mutex_unlock(&syncer->lock);
-        uint64_t last = rst_last_transaction(env);
-        if (last != synced && mdb_env_sync(env->lmdb, 1) == 0) {
-            synced = last; /* a sync that failed is tried again at the next interval */
-        }
-        pthread_mutex_lock(&syncer->lock);
-    }
-    pthread_mutex_unlock(&syncer->lock);
-    return NULL;
-}
-
-int rst_syncer_start(rst_env *env, rst_error *error)
-{
-    rst_syncer *syncer = calloc(1, sizeof *syncer);
-    if (!syncer) {
-        return rst_fail(error, RST_ERR_MEMORY, NULL, "no memory");
-    }
-    pthread_mutex_init(&syncer->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&syncer->wake, &monotonic);
-    pthread_condattr_destroy(&monotonic);
-    env->syncer = syncer;
-    int result = pthread_create(&syncer->thread, NULL, sync_at_intervals, env);
-    if (result) {
-        env->syncer = NULL;
-        free(syncer);
-        return rst_fail_system(error, RST_ERR_IO, result, "starting the thread that syncs");
-    }
-    return RST_OK;
-}
-
-void rst_syncer_stop(rst_env *env)
-{
-    rst_syncer *syncer = env->syncer;
-    if (!syncer) {
-        return;
-    }
-    pthread_mutex_lock(&syncer->lock);
-    syncer->stop = true;
-    pthread_cond_signal(&syncer->wake);
-    pthread_mutex_unlock(&syncer->lock);
-    pthread_join(syncer->thread, NULL);
-    mdb_env_sync(env->lmdb, 1); /* what came after its last interval */
-    pthread_cond_destroy(&syncer->wake);
-    pthread_mutex_destroy(&syncer->lock);
-    free(syncer);
-    env->syncer = NULL;
-}
-
-int rst_store_sync(rst_store *store, rst_error *error)
-{
-    rst_error_clear(error);
-    int code = rst_store_usable(store, true, error);
-    if (code) {
-        return code;
-    }
-    int result = mdb_env_sync(store->env->lmdb, 1);
-    return result ? rst_fail_lmdb(error, result, "syncing") : RST_OK;
 }

@@ -7,6 +7,7 @@
 
 #include "pages.h"
 #include "sequence.h"
+#include "sync.h"
 
 int rst_check_not_deleted(const rst_store *store, rst_error *error)
 {
@@ -26,6 +27,12 @@ int rst_write_begin(rst_store *store, rst_write *write, rst_error *error)
     int code = rst_store_usable(store, true, error);
     if (!code) {
         code = rst_check_not_deleted(store, error);
+    }
+    if (!code) {
+        code = rst_syncer_check(store->env, error);
+    }
+    if (!code) {
+        code = rst_syncer_pace(store->env, error);
     }
     if (code) {
         return code;
@@ -56,6 +63,9 @@ int rst_write_commit(rst_write *write, rst_error *error)
         rst_write_abort(write);
         return RST_OK;
     }
+    if (write->freed) {
+        write->totals.freed_transaction = mdb_txn_id(write->txn);
+    }
     MDB_val key = {sizeof RST_META_KEY_TOTALS - 1, (void *)(uintptr_t)RST_META_KEY_TOTALS};
     MDB_val value = {sizeof write->totals, &write->totals};
     int result = mdb_put(write->txn, write->store->env->meta, &key, &value, 0);
@@ -66,6 +76,36 @@ int rst_write_commit(rst_write *write, rst_error *error)
     result = mdb_txn_commit(write->txn); /* frees the transaction also when it fails */
     write->txn = NULL;
     return result ? rst_fail_lmdb(error, result, "committing") : RST_OK;
+}
+
+/* LMDB keeps the pages that the last transaction freed for one transaction more.  When that was a
+ * release and nobody commits after it, whoever waits for its pages must. */
+static int commit_once_more(rst_store *store, bool *made, rst_error *error)
+{
+    rst_write write;
+    int code = rst_write_begin(store, &write, error);
+    if (code) {
+        return code;
+    }
+    write.changed = write.totals.freed_transaction + 1 == mdb_txn_id(write.txn);
+    *made |= write.changed;
+    return rst_write_commit(&write, error);
+}
+
+int rst_write_make_room(rst_store *store, bool *made, rst_error *error)
+{
+    int dead = 0;
+    mdb_reader_check(store->env->lmdb, &dead); /* they may hold what was released */
+    *made = dead > 0;
+    int64_t index = error ? error->index : -1; /* stays that of the change at fault */
+    int code = commit_once_more(store, made, error);
+    if (!code || code == RST_ERR_FULL) {
+        code = rst_syncer_give_back(store->env, made, error);
+    }
+    if (error) {
+        error->index = index;
+    }
+    return code;
 }
 
 /* ---------------------------------------------------------------- entries */
@@ -180,7 +220,7 @@ static int delete_turns(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint3
         if (result) {
             return rst_fail_lmdb(error, result, "deleting a turn");
         }
-        write->changed = true;
+        write->changed = write->freed = true;
     }
     return RST_OK;
 }
@@ -459,12 +499,18 @@ int rst_write_put(rst_write *write, rst_change *change, rst_planned *planned, rs
         return rst_fail(error, RST_ERR_LIMIT, "turn", "session \"%s\" has %u turns already", shown,
                         entry.turn_count);
     }
+    /* LMDB would keep the pages of a longer value that was written in this same transaction. */
+    code = is_stored ? unreserve(write, planned->key, change->turn, error) : RST_OK;
+    if (code) {
+        return code;
+    }
     size_t stored_size = 0;
     code = put_value(write, planned->key, change->turn, planned, is_stored, &stored_size, error);
     if (code) {
         return code;
     }
     if (is_stored) {
+        write->freed = true;
         code = recount(write, planned->key, &entry, entry.turn_count, error);
     } else {
         rst_turn turn;
