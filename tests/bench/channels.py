@@ -85,7 +85,11 @@ class Pickle:
         pipe.send_bytes(pickle.dumps(sample, protocol=5))
 
     def read(self, batch: Arrays, pipe: Connection) -> Iterator[Arrays]:
-        return batches_of(lambda number: pickle.loads(pipe.recv_bytes()), batch)
+        def one(number: int) -> Arrays:
+            sample: Arrays = pickle.loads(pipe.recv_bytes())
+            return sample
+
+        return batches_of(one, batch)
 
 
 class Safetensors(Pickle):
@@ -105,7 +109,7 @@ class Safetensors(Pickle):
 
         def one(number: int) -> Arrays:
             pipe.recv_bytes()
-            sample = load_file(self.path(number))
+            sample: Arrays = load_file(self.path(number))
             os.unlink(self.path(number))
             return sample
 
@@ -182,7 +186,7 @@ class DataLoader(Pickle):
     def read(self, batch: Arrays, pipe: Connection) -> Iterator[Arrays]:
         import torch.utils.data
 
-        loader = torch.utils.data.DataLoader(
+        loader: Any = torch.utils.data.DataLoader(
             FileSet(self.folder),  # type: ignore[arg-type]  # duck-typed, as torch allows
             batch_size=BATCH,
             num_workers=1,
@@ -338,7 +342,9 @@ def through_transferqueue(samples: list[Arrays], batch: Arrays) -> float:
         keys = [str(number) for number in range(begin, begin + BATCH)]
         got = transfer_queue.kv_batch_get(keys=keys, partition_id="bench")
         for name, array in batch.items():
-            array[:] = got[name].numpy()
+            # A nested tensor, whose rows have a length each.
+            for i, row in enumerate(got[name].unbind()):
+                array[i] = row.numpy()
         transfer_queue.kv_clear(keys=keys, partition_id="bench")
         if begin + BATCH == WARM:
             begun_at = time.perf_counter()

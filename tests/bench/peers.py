@@ -14,6 +14,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +72,7 @@ def us(value: float) -> str:
     return f"{value:,.2f} µs" if value < 10 else f"{value:,.0f} µs"
 
 
-def show(head: tuple[str, ...], rows: list[tuple[str, ...]]) -> None:
+def show(head: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> None:
     print("| " + " | ".join(head) + " |")
     print("| --- |" + " ---: |" * (len(head) - 1))
     for row in rows:
