@@ -40,6 +40,11 @@ def test_every_call_has_an_awaitable_form(store: rollstore.Store):
         assert await aio.release_consumed(2) == 2
         assert await aio.release("swe-0000/rollout-0", force=True)
         await aio.sync()
+        changes = store.changes()
+        changes.put_reply("b", 0, make_text(1, 1))
+        changes.seal("b")
+        assert await aio.apply(changes) == [True, True]
+        assert await aio.apply(changes) == []
 
     run(main)
 

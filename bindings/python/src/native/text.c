@@ -128,9 +128,11 @@ static bool put_escaped(native_json *json, PyObject *string)
 
 static bool put_string(native_json *json, PyObject *string)
 {
+#if PY_VERSION_HEX < 0x030C0000 /* later ones are always ready */
     if (PyUnicode_READY(string) < 0) {
         return false;
     }
+#endif
     bool gap = PyUnicode_GET_LENGTH(string) >= LONG_STRING && PyUnicode_IS_ASCII(string);
     return gap && !json->no_gaps ? put_gap(json, string) : put_escaped(json, string);
 }

@@ -22,7 +22,7 @@ from rollstore._errors import FullError, WaitTimeoutError
 if TYPE_CHECKING:
     from rollstore._ingest import Ingested, Line
     from rollstore._snapshot import SessionInfo
-    from rollstore._store import Store
+    from rollstore._store import Changes, Store
 
 __all__ = ["AsyncStore"]
 
@@ -95,6 +95,13 @@ class AsyncStore:
             except FullError:
                 if not await pause.more():
                     raise
+
+    async def apply(self, changes: Changes) -> list[bool]:
+        """As Changes.apply, of what was collected by store.changes()."""
+        pause = _Pause(changes._timeout)
+        changed = await self._apply(tuple(changes._changes), pause)
+        changes._changes.clear()
+        return changed
 
     async def put(
         self,
