@@ -134,8 +134,10 @@ static void *go_on_without_the_first_thread(void *context)
 /* The first thread ends; the process goes on, and /proc shows it as a zombie. */
 static int take_in_a_thread(void *context)
 {
+    static job kept; /* what is on the first thread's stack ends with it */
     pthread_t thread;
-    if (pthread_create(&thread, NULL, go_on_without_the_first_thread, context)) {
+    kept = *(const job *)context;
+    if (pthread_create(&thread, NULL, go_on_without_the_first_thread, &kept)) {
         return 3;
     }
     pthread_exit(NULL);
