@@ -20,6 +20,8 @@ GPU), rollstore.loss (the score-centering loss), rollstore.sglang (training requ
 
 from __future__ import annotations
 
+# The compiled module first: it refuses a sub-interpreter, where NumPy may crash.
+import rollstore._rollstore  # noqa: F401
 from rollstore._batch import Batch, Sample, SampleInfo
 from rollstore._consumer import Consumer, ConsumerInfo, Lease, Leases
 from rollstore._errors import (
