@@ -6,6 +6,7 @@ import json
 import math
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tool_support import good, refused, tool
@@ -58,6 +59,19 @@ def test_bench_replies_decode(form: str) -> None:
     flat = json.loads(good("decode", "-k", "32", stdin=good("bench", "--reply", "50")))
     assert decoded == flat
     assert (decoded["n"], decoded["k"], decoded["weight_version"]) == (50, 32, "17")
+
+
+def test_bench_reply_is_stored_as_it_was_decoded(tmp_path: Path) -> None:
+    store = tmp_path / "store"
+    good("create", store, "--capacity", "16M")
+    reply = good("bench", "--reply", "2000")
+    good("put", store, "big", "0", stdin=reply)
+    good("verify", store)
+    good("dump", store, "big:0", "--npz", tmp_path / "big.npz")
+    decoded = json.loads(good("decode", stdin=reply))
+    with np.load(tmp_path / "big.npz") as arrays:
+        assert arrays["topk_ids"].ravel().tolist() == np.ravel(decoded["topk_ids"]).tolist()
+        assert arrays["token_ids"].tolist() == decoded["token_ids"]
 
 
 def test_bench_refuses(tmp_path: Path) -> None:

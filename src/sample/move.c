@@ -1,6 +1,7 @@
 /* Copying and filling runs of memory. */
 #include <string.h>
 
+#include "../layout/stream.h"
 #include "internal.h"
 
 #if defined(__SSE2__)
@@ -87,27 +88,6 @@ static size_t to_line(const unsigned char *at)
     return (size_t)(-(uintptr_t)at % LINE_SIZE);
 }
 
-static void stream_line(unsigned char *to, __m128i a, __m128i b, __m128i c, __m128i d)
-{
-    __m128i *out = (__m128i *)(void *)to;
-    _mm_stream_si128(out, a);
-    _mm_stream_si128(out + 1, b);
-    _mm_stream_si128(out + 2, c);
-    _mm_stream_si128(out + 3, d);
-}
-
-static void stream_copy(unsigned char *to, const unsigned char *from, size_t size)
-{
-    size_t at = to_line(to);
-    memcpy(to, from, at);
-    for (; size - at >= LINE_SIZE; at += LINE_SIZE) {
-        const __m128i *in = (const __m128i *)(const void *)(from + at);
-        stream_line(to + at, _mm_loadu_si128(in), _mm_loadu_si128(in + 1), _mm_loadu_si128(in + 2),
-                    _mm_loadu_si128(in + 3));
-    }
-    memcpy(to + at, from + at, size - at);
-}
-
 /* Lines begin at whole elements: arrays of int32 and float are aligned to 4 bytes. */
 static void stream_fill(unsigned char *to, uint32_t pattern, size_t size)
 {
@@ -115,33 +95,26 @@ static void stream_fill(unsigned char *to, uint32_t pattern, size_t size)
     size_t at = to_line(to);
     fill(to, pattern, at);
     for (; size - at >= LINE_SIZE; at += LINE_SIZE) {
-        stream_line(to + at, with, with, with, with);
+        for (size_t part = 0; part < LINE_SIZE; part += sizeof with) {
+            _mm_stream_si128((__m128i *)(void *)(to + at + part), with);
+        }
     }
     fill(to + at, pattern, size - at);
 }
 
-void rst_moves_done(void)
-{
-    _mm_sfence();
-}
-
 #else
-
-static void stream_copy(unsigned char *to, const unsigned char *from, size_t size)
-{
-    memcpy(to, from, size);
-}
 
 static void stream_fill(unsigned char *to, uint32_t pattern, size_t size)
 {
     fill(to, pattern, size);
 }
 
+#endif
+
 void rst_moves_done(void)
 {
+    rst_stream_done();
 }
-
-#endif
 
 /* ---------------------------------------------------------------- moves */
 
@@ -157,7 +130,7 @@ void rst_move_run(const rst_move *move, uint64_t begin, uint64_t end, bool strea
     switch (move->kind) {
     case RST_MOVE_COPY:
         if (stream) {
-            stream_copy(move->to + begin, move->from + begin, size);
+            rst_stream_copy(move->to + begin, move->from + begin, size);
         } else {
             memcpy(move->to + begin, move->from + begin, size);
         }

@@ -5,6 +5,7 @@
 #include <string.h>
 #include <sys/stat.h>
 
+#include "../layout/stream.h"
 #include "pages.h"
 #include "sequence.h"
 #include "sync.h"
@@ -351,6 +352,11 @@ static int reserve_value(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint
     return code;
 }
 
+/* A record of this size or more is copied past the caches.  The map's pages come round rarely, so
+ * that they are in none, and who reads the record does so later or elsewhere: the write lock is
+ * held for less time than with memcpy.  Smaller ones gain nothing. */
+#define STREAM_SIZE ((size_t)1 << 18)
+
 static int put_value(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint32_t turn,
                      const rst_planned *planned, bool is_stored, size_t *stored_size,
                      rst_error *error)
@@ -367,7 +373,12 @@ static int put_value(rst_write *write, const uint8_t key[RST_KEY_SIZE], uint32_t
     if (code) {
         return code;
     }
-    memcpy(out, planned->bytes, planned->size);
+    if (planned->size >= STREAM_SIZE) {
+        rst_stream_copy(out, planned->bytes, planned->size);
+        rst_stream_done();
+    } else {
+        memcpy(out, planned->bytes, planned->size);
+    }
     memset(out + planned->size, 0, size - planned->size);
     *stored_size = size;
     write->changed = true;

@@ -110,7 +110,6 @@ static bool flow_step(void *context, size_t round, int64_t *ns)
 /* ---------------------------------------------------------------- memcpy */
 
 typedef struct copies {
-    const flow *flow;
     unsigned char *from;
     unsigned char *to;
     size_t size;
@@ -129,7 +128,7 @@ static bool copy_step(void *context, size_t round, int64_t *ns)
 
 static bool measure_copy(const flow *f, size_t size, bool cold, bench_times *times)
 {
-    copies c = {.flow = f, .size = size, .count = cold ? f->b->cold_size / size + 1 : 1};
+    copies c = {.size = size, .count = cold ? f->b->cold_size / size + 1 : 1};
     size_t all = c.size * c.count;
     c.from = bench_map(all);
     c.to = bench_map(all);
