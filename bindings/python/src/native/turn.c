@@ -92,7 +92,7 @@ static PyObject *get_array(PyObject *object, void *closure)
         shape[0] = (npy_intp)t.prompt_count;
         return native_view_array(self->owner, t.prompt_ids, NPY_INT32, 1, shape);
     }
-    Py_RETURN_NONE;
+    return Py_NewRef(Py_None);
 }
 
 /* ---------------------------------------------------------------- single values */
