@@ -77,6 +77,8 @@ int rst_fail_lmdb(rst_error *error, int result, const char *what)
                         what);
     case MDB_INVALID:
         return rst_fail(error, RST_ERR_NOT_STORE, NULL, "%s: not an LMDB environment", what);
+    case MDB_NOTFOUND: /* these two where the caller did not look for them: entries that belong */
+    case MDB_KEYEXIST: /* together do not agree */
     case MDB_CORRUPTED:
     case MDB_PAGE_NOTFOUND:
     case MDB_PANIC:
