@@ -13,6 +13,7 @@
 #define TIMES_MAX 16384 /* of one writer; later ones are counted and not kept */
 #define TOKENS 2000
 #define STANDING 8 /* sessions of one writer */
+#define PUTS_MIN 2 /* of each writer, also where the processors are busy with something else */
 
 /* Memory that the writers share. */
 typedef struct shared {
@@ -63,7 +64,7 @@ static int run_writer(const writer *w)
     }
     int code = RST_OK;
     uint64_t round = 0;
-    while (!code && !atomic_load(&w->common->stop) && !bench_stopped()) {
+    while (!code && !bench_stopped() && (round < PUTS_MIN || !atomic_load(&w->common->stop))) {
         code = write_one(w, store, record, round++, &error);
     }
     w->common->counts[w->number] = round;
@@ -124,8 +125,9 @@ static bool run_writers(const bench *b, shared *common, const bench_store *made,
         usleep(1000);
     }
     atomic_store(&common->stop, 1);
+    good = wait_for(children, begun) && good && !bench_stopped();
     *seconds = (double)(bench_now() - from) * 1e-9;
-    return wait_for(children, begun) && good && !bench_stopped();
+    return good;
 }
 
 /* The p99 of all writers' puts, the first ones, which touch their pages, left out. */
