@@ -253,7 +253,7 @@ static int check_value_pages(walk *w, const rst_node *node, rst_error *error)
     if (code || !w->rules->headers) {
         return code;
     }
-    unsigned char header[RST_PAGE_HEADER_SIZE];
+    unsigned char header[RST_PAGE_HEADER_SIZE] = {0};
     code = rst_pages_read(w->pages, first * w->pages->page_size, header, sizeof header, error);
     uint32_t said;
     memcpy(&said, header + 12, sizeof said);
@@ -270,7 +270,7 @@ static int check_leaf(walk *w, const unsigned char *page, uint64_t number, unsig
     w->met.leaf_pages++;
     w->met.entry_count += count;
     for (unsigned i = 0; i < count; i++) {
-        rst_node node;
+        rst_node node = {0};
         parse_node(node_at(page, i), false, &node);
         const char *fault = next_key(w, node.key, node.key_size, true);
         if (fault) {
