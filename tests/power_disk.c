@@ -3,6 +3,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
+#include <signal.h>
 #include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -51,14 +52,15 @@ typedef struct disk {
     uint64_t number; /* of the newest version */
     uint64_t pending;
     uint64_t syncs;
-    uint32_t unused;
+    uint32_t unused; /* the first of the versions that were given back */
+    uint32_t fresh;  /* the first of those that never were used; 0 stands for none */
     version versions[VERSIONS_MAX];
 } disk;
 
 static disk *the_disk;
 static char the_folder[512];
 static const unsigned char *maps[FILES];
-static void (*on_event)(void);
+static void (*on_event)(disk_event what);
 static _Atomic(int) failing;
 
 /* Assertions of cmocka do not work in children and threads. */
@@ -72,7 +74,11 @@ static void must(bool holds, const char *what)
 
 void disk_lock(void)
 {
-    must(pthread_mutex_lock(&the_disk->lock) == 0, "lock");
+    int result = pthread_mutex_lock(&the_disk->lock);
+    if (result == EOWNERDEAD) { /* by disk_die */
+        result = pthread_mutex_consistent(&the_disk->lock);
+    }
+    must(result == 0, "lock");
 }
 
 void disk_unlock(void)
@@ -80,14 +86,20 @@ void disk_unlock(void)
     pthread_mutex_unlock(&the_disk->lock);
 }
 
+void disk_die(void)
+{
+    disk_lock();
+    raise(SIGKILL);
+}
+
 /* ---------------------------------------------------------------- versions */
 
 static void add_version(file *f, uint32_t at, const unsigned char *bytes)
 {
-    uint32_t index = the_disk->unused;
-    must(index != 0, "too many versions: sync more often");
+    uint32_t index = the_disk->unused ? the_disk->unused : the_disk->fresh++;
+    must(index < VERSIONS_MAX, "too many versions: sync more often");
     version *v = &the_disk->versions[index];
-    the_disk->unused = v->next;
+    the_disk->unused = the_disk->unused ? v->next : 0;
     v->next = 0;
     v->number = ++the_disk->number;
     memcpy(v->bytes, bytes, BLOCK);
@@ -204,7 +216,7 @@ static uint64_t before_sync(void)
     uint64_t number = the_disk->number;
     disk_unlock();
     if (on_event) {
-        on_event();
+        on_event(DISK_BEFORE_SYNC);
     }
     return number;
 }
@@ -219,7 +231,7 @@ static void after_sync(file *f, uint64_t from, uint64_t size, uint64_t number)
     the_disk->syncs += f == &the_disk->files[0];
     disk_unlock();
     if (on_event) {
-        on_event();
+        on_event(DISK_AFTER_SYNC);
     }
 }
 
@@ -272,7 +284,7 @@ SEEN ssize_t pwrite(int fd, const void *bytes, size_t size, off_t offset)
     if (file_of_descriptor(fd)) {
         disk_look();
         if (on_event) {
-            on_event();
+            on_event(DISK_AFTER_WRITE);
         }
     }
     return result;
@@ -312,11 +324,9 @@ void disk_begin(const char *folder)
     pthread_mutexattr_t shared;
     pthread_mutexattr_init(&shared);
     pthread_mutexattr_setpshared(&shared, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&shared, PTHREAD_MUTEX_ROBUST);
     pthread_mutex_init(&d->lock, &shared);
-    for (uint32_t i = 1; i < VERSIONS_MAX; i++) { /* 0 stands for none */
-        d->versions[i].next = i + 1 < VERSIONS_MAX ? i + 1 : 0;
-    }
-    d->unused = 1;
+    d->fresh = 1;
     snprintf(the_folder, sizeof the_folder, "%s", folder);
     the_disk = d;
     for (int i = 0; i < FILES; i++) {
@@ -335,7 +345,7 @@ void disk_end(void)
     failing = 0;
 }
 
-void disk_on_event(void (*event)(void))
+void disk_on_event(void (*event)(disk_event what))
 {
     on_event = event;
 }

@@ -18,9 +18,11 @@
 void disk_begin(const char *folder);
 void disk_end(void);
 
-/* Called in whichever process syncs, before and after each sync of a watched file, and after each
- * pwrite; the disk has been looked at just before. */
-void disk_on_event(void (*event)(void));
+typedef enum disk_event { DISK_BEFORE_SYNC, DISK_AFTER_SYNC, DISK_AFTER_WRITE } disk_event;
+
+/* Called in whichever process syncs a watched file or calls pwrite for it; the disk has been looked
+ * at just before. */
+void disk_on_event(void (*event)(disk_event what));
 
 void disk_look(void);
 
@@ -39,5 +41,8 @@ uint64_t disk_syncs(void);
 /* Nobody is inside the disk while this is held: a process may be killed. */
 void disk_lock(void);
 void disk_unlock(void);
+
+/* Kill this process, while none of its threads is inside the disk. */
+void disk_die(void);
 
 #endif

@@ -83,13 +83,17 @@ static void cut(void)
 }
 
 /* In a writer, in its thread that syncs or in the one that writes; they may share the numbers. */
-static void on_event(void)
+static void on_event(disk_event what)
 {
+    if (what != DISK_AFTER_SYNC) { /* disks take their time, and others go on writing */
+        struct timespec pause = {.tv_nsec = (long)(support_random(&the_seed) % 1000000)};
+        nanosleep(&pause, NULL);
+    }
     if (support_random(&the_seed) % the_odds == 0) {
         cut();
     }
     if (deadly && support_random(&the_seed) % deadly == 0) {
-        raise(SIGKILL);
+        disk_die();
     }
 }
 
