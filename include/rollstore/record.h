@@ -59,8 +59,9 @@ RST_API void rst_record_free(rst_record *record);
 /* ---------------------------------------------------------------- from a reply */
 
 typedef enum rst_request {
-    RST_REQUEST_FLAT = 0,  /* flat candidates were asked for, base64 or plain */
-    RST_REQUEST_NESTED = 1 /* output_top_logprobs is read, flat fields are not looked at */
+    RST_REQUEST_FLAT = 0,   /* flat candidates were asked for, base64 or plain */
+    RST_REQUEST_NESTED = 1, /* output_top_logprobs is read, flat fields are not looked at */
+    RST_REQUEST_NONE = 2    /* no candidates were asked for: none are looked at, k is 0 */
 } rst_request;
 
 #define RST_TOPK_FROM_REPLY 0   /* take k from the reply's shape or its widest row */

@@ -29,7 +29,7 @@
  * file system cannot hold a store: its mappings are not shared. crash of the machine: what survives
  * is what rst_durability says.
  *
- * Layers, each on those before it: error, layout | record (replies) | store | sample, consumer |
+ * Layers, each on those before it: error, layout | record (replies), proxy | store | sample, consumer |
  * ingest.
  */
 #ifndef ROLLSTORE_H
@@ -39,6 +39,7 @@
 #include <rollstore/error.h>
 #include <rollstore/ingest.h>
 #include <rollstore/layout.h>
+#include <rollstore/proxy.h>
 #include <rollstore/record.h>
 #include <rollstore/sample.h>
 #include <rollstore/store.h>

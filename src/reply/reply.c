@@ -158,10 +158,29 @@ static int fill_tokens(reading *r)
 
 /* ---------------------------------------------------------------- candidates */
 
+static int measure_none(reading *r)
+{
+    r->k = 0;
+    return RST_OK;
+}
+
+static int fill_none(reading *r)
+{
+    (void)r;
+    return RST_OK;
+}
+
+/* Without slots there is no bad value to find again. */
+static const reply_form form_none = {measure_none, fill_none, NULL};
+
 static int choose_form(const reading *r, const reply_form **form)
 {
     if (r->options->mode == RST_MODE_SUPPORT) {
         *form = &rst_form_support;
+        return RST_OK;
+    }
+    if (r->options->request == RST_REQUEST_NONE) {
+        *form = &form_none;
         return RST_OK;
     }
     if (r->options->request == RST_REQUEST_NESTED) {
@@ -391,7 +410,8 @@ int rst_reply_check_options(const rst_decode_options *options, rst_error *error)
     if (options->mode != RST_MODE_SELECTED && options->mode != RST_MODE_SUPPORT) {
         return rst_fail(error, RST_ERR_ARGUMENT, "mode", "mode %d is none", (int)options->mode);
     }
-    if (options->request != RST_REQUEST_FLAT && options->request != RST_REQUEST_NESTED) {
+    if (options->request != RST_REQUEST_FLAT && options->request != RST_REQUEST_NESTED &&
+        options->request != RST_REQUEST_NONE) {
         return rst_fail(error, RST_ERR_ARGUMENT, "request", "request %d is none",
                         (int)options->request);
     }

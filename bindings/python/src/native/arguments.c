@@ -110,7 +110,7 @@ int native_uint32(PyObject *object, void *out)
 static const char *const mode_names[] = {
     [RST_MODE_SELECTED] = "selected", [RST_MODE_SUPPORT] = "support"};
 static const char *const request_names[] = {
-    [RST_REQUEST_FLAT] = "flat", [RST_REQUEST_NESTED] = "nested"};
+    [RST_REQUEST_FLAT] = "flat", [RST_REQUEST_NESTED] = "nested", [RST_REQUEST_NONE] = "none"};
 static const char *const status_names[] = {[RST_STATUS_COMPLETED] = "completed",
                                            [RST_STATUS_TRUNCATED] = "truncated",
                                            [RST_STATUS_ABORTED] = "aborted",
@@ -145,7 +145,8 @@ int native_mode(PyObject *object, void *out)
 
 int native_request(PyObject *object, void *out)
 {
-    int found = choice(object, "request", request_names, 2, "\"flat\", \"nested\"");
+    int found = choice(object, "request", request_names, RST_REQUEST_NONE + 1,
+                       "\"flat\", \"nested\", \"none\"");
     *(rst_request *)out = found < 0 ? RST_REQUEST_FLAT : (rst_request)found;
     return found >= 0;
 }

@@ -333,6 +333,15 @@ int native_line_decode(native_reply *reply, native_json *json, rst_record *recor
 /* Raise what a decoder found. */
 PyObject *native_reply_raise(const native_reply *reply, rst_error *error);
 
+/* ---------------------------------------------------------------- proxy.c */
+
+PyObject *native_json_object(PyObject *module, PyObject *text);
+PyObject *native_json_token_ids(PyObject *module, PyObject *text);
+PyObject *native_strip_reply(PyObject *module, PyObject *args, PyObject *kwargs);
+extern const char native_json_object_doc[];
+extern const char native_json_token_ids_doc[];
+extern const char native_strip_reply_doc[];
+
 /* ---------------------------------------------------------------- batch.c */
 
 extern PyTypeObject *native_plan_type;

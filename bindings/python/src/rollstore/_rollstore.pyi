@@ -26,7 +26,7 @@ _Session = str | bytes
 _Bytes = bytes | bytearray | memoryview | mmap.mmap
 _Prompt = Sequence[int] | ArrayLike | None
 _Mode = Literal["selected", "support"]
-_Request = Literal["flat", "nested"]
+_Request = Literal["flat", "nested", "none"]
 _Status = Literal["completed", "truncated", "aborted", "failed"]
 _Lease = tuple[int, int, bytes, int, int]
 
@@ -250,6 +250,16 @@ def decode(
 def decode_line(
     line: _Bytes | str | dict[str, Any], /, *, top_k: int = 0, replace: bool = False
 ) -> tuple[Any, ...]: ...
+def json_object(text: _Bytes, /) -> list[tuple[bytes, bytes]]: ...
+def json_token_ids(text: _Bytes, /) -> bytes: ...
+def strip_reply(
+    reply: _Bytes,
+    *,
+    logprobs: bool = False,
+    meta_info: bool = False,
+    token_ids: bool = False,
+    split: bool = False,
+) -> tuple[bytes, bytes | None, bytes | None]: ...
 def dlpack(array: NDArray[Any], /) -> object: ...
 def session_key(session: _Session, /) -> bytes: ...
 def simd_path() -> Literal["avx512", "avx2", "neon", "portable"]: ...
