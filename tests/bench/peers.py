@@ -133,10 +133,12 @@ def show_others(c: Figures, python: Figures, stages: Figures) -> None:
     one, four = c["writers.1.puts"], c["writers.4.puts"]
     what = "puts a second, four writers / one"
     table.add(what, f"{four:,.0f}/s", f"{one:,.0f}/s", four / one, ">= 1.5", four >= 1.5 * one)
-    for name in (name for name in c if name.startswith("view.")):
-        table.at_most(f"{name.replace('.', ', ')}, in C", c[name], 1.0, 1.0)
-    for name in (name for name in python if name.startswith("view.")):
-        table.at_most(f"{name.replace('.', ', ')}, in Python", python[name], 1.0, 5.0)
+    for where, figures, limit in (("C", c, 1.0), ("Python", python, 5.0)):
+        for name in (name for name in figures if name.startswith("view.")):
+            count = int(name.removeprefix("view.").removesuffix("_sessions"))
+            value = figures[name]
+            what = f"a turn's arrays among {count:,} sessions, in {where}"
+            table.add(what, us(value), "-", value, f"<= {limit:g} µs", value <= limit)
     one, two = c["batch.64x2000"], c["batch.64x2000.two_threads"]
     table.at_least("batch of 64 / memcpy", one, c["batch.memcpy"], 0.7)
     table.at_least("batch of 64, two threads / one", two, one, 1.0)
