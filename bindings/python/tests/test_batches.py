@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 import threading
 from typing import Any
 
@@ -157,6 +158,23 @@ def test_a_batch_outlives_its_snapshot(recorded: rollstore.Store):
     for name in ids:
         recorded.release(name)
     assert sha256(batch.topk_logprobs) == digest
+
+
+def test_batches_and_samples_travel_by_pickle(recorded: rollstore.Store):
+    with recorded.snapshot() as snapshot:
+        ids = ids_of(snapshot)
+        large = snapshot.batch(ids)
+        batch = snapshot.batch(ids[:2], out=large)
+        sample = snapshot.sessions[ids[0]].sample()
+    pickled = pickle.dumps(batch)
+    assert len(pickled) < sum(array.nbytes for array in batch.arrays.values()) + 4096
+    copy = pickle.loads(pickled)
+    assert copy.samples == batch.samples
+    assert copy.layout == "packed" and copy.token_counts is None
+    for name, array in batch.arrays.items():
+        assert getattr(copy, name).tobytes() == array.tobytes()
+    again = pickle.loads(pickle.dumps(sample))
+    assert again.info == sample.info and (again.topk_ids == sample.topk_ids).all()
 
 
 def test_samples_are_truncated_by_whole_turns(recorded: rollstore.Store):

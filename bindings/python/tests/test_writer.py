@@ -375,6 +375,20 @@ def test_an_outcome_is_kept_and_ends_the_session(store: rollstore.Store):
         store.seal("t")
 
 
+@pytest.mark.parametrize("reward", [float("nan"), float("inf"), "1"])
+def test_a_reward_is_a_finite_number_or_none(store: rollstore.Store, reward: Any):
+    store.put_reply("s", 0, make_text(1, 1))
+    with pytest.raises((TypeError, ValueError), match="reward|must be real"):
+        store.seal("s", reward=reward)
+    assert store.seal("s", reward=-1e300)
+
+
+@pytest.mark.parametrize("temperature", [float("nan"), float("-inf"), 1e39, "hot"])
+def test_a_temperature_is_a_float32_or_none(temperature: Any):
+    with pytest.raises((TypeError, ValueError), match="temperature|must be real"):
+        rollstore.decode(make_text(1, 1), temperature=temperature)
+
+
 def test_a_session_is_restarted_and_released(store: rollstore.Store):
     for turn in range(3):
         store.put_reply("s", turn, make_text(1, 1, seed=turn))

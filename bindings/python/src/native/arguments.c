@@ -1,6 +1,7 @@
 /* Python arguments as the library wants them. */
 #include "native.h"
 
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -70,7 +71,8 @@ int native_optional_int64(PyObject *object, void *out)
     return 1;
 }
 
-int native_optional_double(PyObject *object, void *out)
+/* NaN stands for "none" in the store: one that was computed must not become that silently. */
+static int finite_double(PyObject *object, const char *name, double most, double *out)
 {
     if (object == Py_None) {
         return 1;
@@ -79,8 +81,23 @@ int native_optional_double(PyObject *object, void *out)
     if (value == -1.0 && PyErr_Occurred()) {
         return 0;
     }
-    *(double *)out = value;
+    if (!(fabs(value) <= most)) {
+        PyErr_Format(PyExc_ValueError, "%s: a finite number is needed, or None, got %R", name,
+                     object);
+        return 0;
+    }
+    *out = value;
     return 1;
+}
+
+int native_optional_reward(PyObject *object, void *out)
+{
+    return finite_double(object, "reward", DBL_MAX, out);
+}
+
+int native_optional_temperature(PyObject *object, void *out)
+{
+    return finite_double(object, "temperature", FLT_MAX, out);
 }
 
 int native_uint32(PyObject *object, void *out)

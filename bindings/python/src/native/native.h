@@ -68,7 +68,8 @@ PyObject *native_int_or_none(int64_t value, int64_t none);
 
 /* Converters for PyArg_Parse*: None stands for the default that the variable holds already. */
 int native_optional_int64(PyObject *object, void *out);
-int native_optional_double(PyObject *object, void *out);
+int native_optional_reward(PyObject *object, void *out);      /* a finite double */
+int native_optional_temperature(PyObject *object, void *out); /* a double that fits a float */
 int native_uint32(PyObject *object, void *out);
 int native_mode(PyObject *object, void *out);
 int native_request(PyObject *object, void *out);

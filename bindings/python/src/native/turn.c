@@ -355,7 +355,7 @@ PyObject *native_decode(PyObject *module, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(
             args, kwargs, "O|$O&O&O&O&OO&:decode", names, &reply, native_uint32, &fill.decode.topk,
             native_mode, &fill.decode.mode, native_request, &fill.decode.request, native_uint32,
-            &fill.decode.choice, &fill.prompt, native_optional_double, &fill.temperature)) {
+            &fill.decode.choice, &fill.prompt, native_optional_temperature, &fill.temperature)) {
         return NULL;
     }
     MemoryObject *memory = native_memory_new();

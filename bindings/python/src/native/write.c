@@ -115,7 +115,7 @@ PyObject *native_store_put_reply(PyObject *self, PyObject *args, PyObject *kwarg
             args, kwargs, "OO&O|$O&O&O&O&OO&pO&:put_reply", names, &session, native_uint32,
             &change.turn, &call.reply, native_uint32, &fill->decode.topk, native_mode,
             &fill->decode.mode, native_request, &fill->decode.request, native_uint32,
-            &fill->decode.choice, &fill->prompt, native_optional_double, &fill->temperature,
+            &fill->decode.choice, &fill->prompt, native_optional_temperature, &fill->temperature,
             &replace, native_patience_from, &patience)) {
         return NULL;
     }
@@ -164,7 +164,7 @@ PyObject *native_store_put(PyObject *self, PyObject *args, PyObject *kwargs)
     if (!PyArg_ParseTupleAndKeywords(
             args, kwargs, "OO&|$OOOOOO&O&OOOpO&:put", names, &session, native_uint32, &change.turn,
             &a.token_ids, &a.token_logprobs, &a.topk_ids, &a.topk_logprobs, &a.prompt,
-            native_optional_double, &a.temperature, native_mode, &a.mode, &a.finish_reason,
+            native_optional_temperature, &a.temperature, native_mode, &a.mode, &a.finish_reason,
             &a.weight_version, &a.temperature_scaled, &replace, native_patience_from, &patience)) {
         return NULL;
     }
@@ -218,7 +218,7 @@ PyObject *native_store_seal(PyObject *object, PyObject *args, PyObject *kwargs)
                                      .index = RST_NO_INDEX}};
     int replace = 0;
     if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|O&$O&O&O&p:seal", names, &session,
-                                     native_status, &change.outcome.status, native_optional_double,
+                                     native_status, &change.outcome.status, native_optional_reward,
                                      &change.outcome.reward, native_optional_int64,
                                      &change.outcome.group_index, native_optional_int64,
                                      &change.outcome.index, &replace)) {
@@ -329,7 +329,7 @@ static bool parse_seal(PyObject *tuple, rst_change *change, PyObject **session)
     *outcome = (rst_outcome){.reward = NAN, .group_index = RST_NO_INDEX, .index = RST_NO_INDEX};
     change->kind = RST_CHANGE_SEAL;
     bool fine = PyArg_ParseTuple(tuple, "OOO&O&O&O&p", &(PyObject *){NULL}, session, native_status,
-                                 &outcome->status, native_optional_double, &outcome->reward,
+                                 &outcome->status, native_optional_reward, &outcome->reward,
                                  native_optional_int64, &outcome->group_index,
                                  native_optional_int64, &outcome->index, &replace);
     change->flags = fine && replace ? RST_CHANGE_REPLACE : 0;

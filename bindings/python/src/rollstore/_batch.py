@@ -150,6 +150,10 @@ class Batch:
     def __len__(self) -> int:
         return len(self.samples)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Without the memory that may be larger than what is in it.
+        return _unpickle_batch, (self.layout, self.arrays, self.samples)
+
     @property
     def arrays(self) -> dict[str, Any]:
         """The arrays that the layout has, by name."""
@@ -205,6 +209,12 @@ _NAMES = (
     "token_counts",
     "response_counts",
 )
+
+
+def _unpickle_batch(layout: Layout, arrays: dict[str, Any], samples: list[SampleInfo]) -> Batch:
+    named = {name: arrays.get(name) for name in _NAMES}
+    return Batch(layout=layout, **named, samples=samples, _memory={})
+
 
 Shape = tuple[int, ...]
 
