@@ -1,0 +1,75 @@
+/* A reply's bytes: decoded in the mode that the first byte chooses; what decodes is a sound record,
+ * and written as a reply it decodes to the same again. */
+#include "fuzz.h"
+#include "layout/record.h"
+
+static rst_record *record;
+static rst_record *again;
+
+static rst_decode_options options_of(uint8_t byte)
+{
+    static const uint32_t topks[] = {RST_TOPK_FROM_REPLY, 1, 2, 8};
+    return (rst_decode_options){
+        .mode = byte & 1 ? RST_MODE_SUPPORT : RST_MODE_SELECTED,
+        .request = byte & 2 ? RST_REQUEST_NESTED : RST_REQUEST_FLAT,
+        .topk = topks[byte >> 2 & 3],
+        .choice = byte >> 4 & 1,
+    };
+}
+
+/* The record as it would be stored passes the check of stored bytes. */
+static void must_be_sound(void)
+{
+    static const uint8_t key[RST_KEY_SIZE] = {1, 2, 3};
+    const rst_place place = {.session_key = key, .turn = 3};
+    const void *bytes;
+    size_t size;
+    rst_error error;
+    must(rst_record_complete(record, &place, &bytes, &size, &error) == RST_OK);
+    must(rst_record_check(bytes, size, key, 3, &error) == RST_OK);
+}
+
+static void must_read_back(const rst_turn *turn)
+{
+    char *reply;
+    size_t size;
+    rst_error error;
+    rst_turn other;
+    must(rst_turn_to_reply(turn, &reply, &size, &error) == RST_OK);
+    const rst_decode_options options = {.mode = turn->mode, .topk = turn->topk};
+    char *exact = exact_copy(reply, size);
+    free(reply);
+    must(rst_record_decode(again, exact, size, &options, &error) == RST_OK);
+    free(exact);
+    rst_record_view(again, &other);
+    must_be_same_turn(turn, &other);
+}
+
+int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
+{
+    if (size == 0) {
+        return 0;
+    }
+    if (!record) {
+        record = rst_record_new();
+        again = rst_record_new();
+    }
+    const rst_decode_options options = options_of(data[0]);
+    char *reply = exact_copy(data + 1, size - 1);
+    rst_error error;
+    rst_turn turn;
+    int code = rst_record_decode(record, reply, size - 1, &options, &error);
+    free(reply);
+    rst_record_view(record, &turn);
+    if (code) {
+        must_be_told(code, &error, size - 1);
+        must(turn.token_count == 0 && turn.topk == 0 && turn.weight_version_size == 0);
+        return 0;
+    }
+    must(options.topk == 0 || turn.topk <= options.topk);
+    must(turn.mode == options.mode && turn.prompt_count == 0);
+    must_be_sound();
+    rst_record_view(record, &turn);
+    must_read_back(&turn);
+    return 0;
+}
