@@ -77,8 +77,8 @@ class Registration:
             reason = f"error {code}"
         mode = ' and the store open with mode "w", for this device' if store.read_only else ""
         return (
-            f"CUDA refuses to lock {self.size} bytes of {store.path} ({reason}). The store must lie "
-            f"in shared memory, the limit of locked memory (ulimit -l) be large enough{mode}; else "
+            f"CUDA refuses to lock {self.size} bytes of {store.path} ({reason}). The store must be "
+            f"in shared memory, the limit of locked memory (ulimit -l) large enough{mode}; else "
             f"copy through batches with pin_memory=True"
         )
 
