@@ -201,8 +201,9 @@ def unit_advantages(units: Sequence[Sequence[Session]]) -> np.ndarray[Any, np.dt
     rewards: list[float] = []
     for unit in units:
         for session in unit:
+            # The store takes an infinite one from writers in C.
             if session.reward is None or not math.isfinite(session.reward):
-                had = "no reward" if session.reward is None else f"a reward of {session.reward}"
+                had = "no reward" if session.reward is None else f"the reward {session.reward}"
                 raise RewardError(
                     f'session "{session.id}" ({session.status}) was sealed with {had}, and an '
                     "advantage needs a finite one. statuses= leaves out sessions by their status",

@@ -255,6 +255,7 @@ class SealedSessions(IterableDataset[Item]):
         """The next pass begins at the beginning; it is where this process stands now, too."""
         self._begin_in: int | None = None  # the process that loaded _begin from a state
         self._begin_is_own = False  # _begin is one worker's, not the rank's
+        self._now_is_own = False
         self._begin = self._now = (Shard(self._rank, self._world), 0)
 
     @property
@@ -283,6 +284,7 @@ class SealedSessions(IterableDataset[Item]):
         if self._begin_is_own:
             number, self._begin_is_own = 0, False
         self._now = (shard, done + number * self._size)
+        self._now_is_own = count > 1
         batches = self._batches(worker is not None)
         reader = self._reader()
         for after, units in batches(shard, done, self._size, number, count, self._drop_last):
@@ -363,7 +365,7 @@ class SealedSessions(IterableDataset[Item]):
     def state_dict(self) -> dict[str, Any]:
         """The source and how much of it this rank has had, in numbers and strings."""
         shard, done = self._now
-        worker = get_worker_info()
+        worker = get_worker_info() if self._now_is_own else None
         following = isinstance(self.source, Follow)
         return {
             "version": _STATE_VERSION,
@@ -396,7 +398,8 @@ class SealedSessions(IterableDataset[Item]):
         worker = get_worker_info()
         own = (0, 1) if worker is None else (worker.id, worker.num_workers)
         # A worker's own part of the order says nothing of the others'.
-        if state["workers"] != 1 and (state["worker"], state["workers"]) != own:
+        part = (state["worker"], state["workers"])
+        if part != (0, 1) and part != own:
             raise StateError(
                 f"the state is that of worker {state['worker']} of {state['workers']}: another "
                 "number of workers resumes through rollstore.torch.Loader",
@@ -415,4 +418,4 @@ class SealedSessions(IterableDataset[Item]):
             shard, done = shard.resharded(done, self._rank, self._world), 0
         self._begin = self._now = (shard, done)
         self._begin_in = os.getpid()
-        self._begin_is_own = state["workers"] != 1
+        self._begin_is_own = self._now_is_own = part != (0, 1)

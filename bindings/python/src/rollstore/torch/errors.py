@@ -21,7 +21,7 @@ class GroupError(RollstoreError, ValueError):
 
 
 class RewardError(RollstoreError, ValueError):
-    """An advantage needs a reward that is a finite number, and a session has none."""
+    """An advantage needs a finite reward, and a session has none."""
 
 
 class MissingSessionError(NotFoundError):

@@ -242,14 +242,18 @@ class Feeder:
         try:
             kept = self._kept(units)
         except RollstoreError:
-            self._put_back(units)  # where the thread finds it, and fails for good
+            self._return(units)  # where the thread finds it, and fails for good
             raise
         if len(kept) == len(units):
             return True
-        self._put_back(kept)
+        self._return(kept)
+        return False
+
+    def _return(self, units: Sequence[LeasedUnit]) -> None:
+        """Take a batch apart: its units are to be in another one."""
+        self._put_back(units)
         self._took(-1)
         self._again = True
-        return False
 
     def _start(self) -> Prefetcher[_Prepared]:
         taking = self._taking
@@ -393,12 +397,19 @@ class Feeder:
                 if not self._admit(self._leases(_CHUNK, 0.0)):
                     break
             self._drop_incomplete()
-            self._give_back(self._members.values())
+            self._give_back([*self._beyond_a_batch(), *self._members.values()])
             self._members.clear()
             self._grouping = Grouping(self._taking.group_size)
         self._seen = self._look()
         self._look_at = time.monotonic() + _LOOK_AGAIN_SECONDS
         return len(self._units) > before
+
+    def _beyond_a_batch(self) -> list[Member]:
+        """Takes whole groups that this batch does not need out of the line."""
+        with self._lock:
+            surplus = len(self._units) - self._taking.batch_units
+            units = [self._units.pop() for _ in range(max(0, surplus))]
+        return [member for unit in units for member in unit]
 
     def _ranks_taking(
         self, prefetcher: Prefetcher[_Prepared]

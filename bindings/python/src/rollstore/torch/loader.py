@@ -133,12 +133,13 @@ class Loader:
             pin_memory=self._pin_memory,
             multiprocessing_context=self._context,
         )
-        items = iter(loader)  # lives until after `stop` is set: it waits for its workers to end
+        items: Any = iter(loader)
         try:
-            for item in items:  # noqa: UP028
-                yield item
+            yield from items
         finally:
             stop.fill_(1)
+            # Now, not when the last traceback that names it is collected, which takes seconds.
+            items._shutdown_workers()
 
     def _from_thread(
         self, source: SealedSessions, stop: torch.Tensor

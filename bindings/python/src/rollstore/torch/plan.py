@@ -356,7 +356,7 @@ class Plan:
                 seed=state["seed"],
                 epoch=state["epoch"],
                 store_created_ns=state["store_created_ns"],
-                left_out=LeftOut(*state["left_out"]),
+                left_out=LeftOut._make(state["left_out"]),
             )
         except StateError:
             raise
