@@ -258,6 +258,32 @@ static void a_handle_does_not_survive_fork_but_a_new_one_works(void **state)
     support_remove_folder(folder);
 }
 
+/* It has the store's files open as long as it lives, and their locks with them. */
+static void a_child_from_before_keeps_nothing_locked(void **state)
+{
+    (void)state;
+    char *folder;
+    const char *path = new_store(&folder, 8 << 20, 0);
+    rst_store *store = open_or_exit(path, 0);
+    pid_t bystander = fork();
+    if (bystander == 0) {
+        pause();
+        _exit(0);
+    }
+    rst_error error;
+    assert_ok(rst_store_close(store, &error), error);
+    pid_t child = fork();
+    if (child == 0) {
+        alarm(30);
+        store = open_or_exit(path, 0);
+        _exit(rst_store_close(store, &error));
+    }
+    wait_for(child);
+    kill(bystander, SIGKILL);
+    waitpid(bystander, NULL, 0);
+    support_remove_folder(folder);
+}
+
 static void dead_readers_make_room_and_living_ones_are_told(void **state)
 {
     (void)state;
@@ -424,6 +450,7 @@ int main(void)
         cmocka_unit_test(eight_write_while_three_read),
         cmocka_unit_test(a_killed_writer_loses_no_acknowledged_turn),
         cmocka_unit_test(a_handle_does_not_survive_fork_but_a_new_one_works),
+        cmocka_unit_test(a_child_from_before_keeps_nothing_locked),
         cmocka_unit_test(dead_readers_make_room_and_living_ones_are_told),
         cmocka_unit_test(a_waiting_reader_is_woken_or_times_out),
         cmocka_unit_test(six_processes_may_create_at_once),

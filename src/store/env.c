@@ -123,19 +123,36 @@ static int lock_data_file(const char *path)
     return fd; /* -1 where there is no file yet: nobody else can be opening it */
 }
 
+/* The same file under a descriptor of its own.  One that was merely duplicated would be one with
+ * those that children have inherited, and the lock would last as long as they do. */
+static int lock_again(MDB_env *lmdb)
+{
+    int fd;
+    char name[40];
+    if (mdb_env_get_fd(lmdb, &fd) != 0) {
+        return -1;
+    }
+    snprintf(name, sizeof name, "/proc/self/fd/%d", fd);
+    int own = open(name, O_RDONLY | O_CLOEXEC);
+    if (own < 0) { /* no /proc */
+        own = fcntl(fd, F_DUPFD_CLOEXEC, 0);
+    }
+    while (own >= 0 && flock(own, LOCK_EX) != 0 && errno == EINTR) {
+    }
+    return own;
+}
+
 static void unlock_data_file(int fd)
 {
     if (fd >= 0) {
+        flock(fd, LOCK_UN); /* said, in case a child has the descriptor, too */
         close(fd);
     }
 }
 
 void rst_lmdb_close(MDB_env *lmdb)
 {
-    int fd;
-    int lock = mdb_env_get_fd(lmdb, &fd) == 0 ? fcntl(fd, F_DUPFD_CLOEXEC, 0) : -1;
-    while (lock >= 0 && flock(lock, LOCK_EX) != 0 && errno == EINTR) {
-    }
+    int lock = lock_again(lmdb);
     mdb_env_close(lmdb);
     unlock_data_file(lock);
 }
