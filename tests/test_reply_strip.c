@@ -171,7 +171,7 @@ static void prompt_is(const char *text, size_t count, int32_t first)
     assert_non_null(answer.prompt_ids);
     if (count) {
         assert_int_equal(answer.prompt_ids[0], first);
-        assert_int_equal(answer.prompt_ids[count - 1], first + (int32_t)count - 1);
+        assert_int_equal(answer.prompt_ids[count - 1], first + (int32_t)(count - 1));
     }
     rst_answer_clear(&answer);
 }

@@ -549,6 +549,22 @@ static void files_belong_to_their_owner(void **state)
     assert_ok(rst_store_close(store, &f->error), f->error);
 }
 
+static void the_lock_file_has_room_for_every_reader(void **state)
+{
+    fixture *f = *state;
+    const char *lock = support_path(f->folder, "store/lock.mdb");
+    struct stat info;
+    assert_int_equal(stat(lock, &info), 0);
+    assert_true(info.st_blocks * 512 >= info.st_size);
+    assert_true(info.st_size >= RST_READER_COUNT_DEFAULT * 64);
+    /* Also the one that is made anew. */
+    assert_ok(rst_store_close(f->store, &f->error), f->error);
+    assert_int_equal(unlink(lock), 0);
+    f->store = open_store(f->path, 0, 0);
+    assert_int_equal(stat(lock, &info), 0);
+    assert_true(info.st_blocks * 512 >= info.st_size);
+}
+
 static void a_link_planted_in_a_shared_folder_is_not_followed(void **state)
 {
     fixture *f = *state;
@@ -742,6 +758,7 @@ int main(void)
         TEST(a_file_that_is_no_store_is_refused_and_left_alone),
         TEST(creating_twice_is_told_only_when_asked),
         TEST(files_belong_to_their_owner),
+        TEST(the_lock_file_has_room_for_every_reader),
         TEST(a_link_planted_in_a_shared_folder_is_not_followed),
         TEST(every_page_has_its_place_on_the_file_system),
         TEST(a_deleted_store_takes_nothing_more),

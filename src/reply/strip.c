@@ -332,8 +332,11 @@ static int strip_document(void *context, const rst_json *json, rst_json_node roo
 static void finish(stripping *s)
 {
     s->out[s->used] = '\0';
+    s->answer->text = s->out;
     char *fitting = realloc(s->out, s->used + 1);
-    s->answer->text = fitting ? fitting : s->out;
+    if (fitting) {
+        s->answer->text = fitting;
+    }
     s->answer->text_size = s->used;
     s->out = NULL;
 }

@@ -175,6 +175,9 @@ int rst_lmdb_open(const char *path, unsigned flags, unsigned reader_count, mode_
     if (lock >= 0) {
         code = rst_pages_check_metas(lock, error); /* what LMDB is about to believe */
     }
+    if (!code) {
+        code = rst_reserve_lock_file(path, reader_count, mode, error);
+    }
     if (code) {
         mdb_env_close(lmdb);
         unlock_data_file(lock);

@@ -298,3 +298,32 @@ int rst_allocate_file(int fd, uint64_t size, const char *path, rst_error *error)
     }
     return RST_OK;
 }
+
+/* LMDB maps the lock file with holes, and a hole that a full file system cannot fill is a SIGBUS
+ * for whoever takes that reader slot.  Only a file made here is opened: closing a descriptor of one
+ * that this process has open would give up LMDB's record locks on it. */
+int rst_reserve_lock_file(const char *path, unsigned reader_count, mode_t mode, rst_error *error)
+{
+    enum { SLOT_SIZE = 64, HEAD_SIZE = 4096 };
+    char lock[PATH_MAX];
+    int code = rst_path_join(lock, path, RST_LOCK_FILE, error);
+    if (code) {
+        return code;
+    }
+    int fd = open(lock, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    if (fd < 0) {
+        return RST_OK; /* there already; or LMDB meets the same error, and says it */
+    }
+    off_t size = (off_t)reader_count * SLOT_SIZE + HEAD_SIZE;
+    int result;
+    do {
+        /* The size stays 0: LMDB counts the slots of a file by it. */
+        result = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, size);
+    } while (result != 0 && errno == EINTR);
+    if (result != 0 && errno != EOPNOTSUPP) {
+        code = rst_fail_errno(error, "allocating the space of", lock);
+        unlink(lock);
+    }
+    close(fd);
+    return code;
+}
