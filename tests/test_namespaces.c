@@ -76,6 +76,7 @@ typedef struct container {
 static void live_inside(const container *c, int (*work)(fixture *f, char what), fixture *f)
 {
     char what;
+    alarm(60);
     close(c->ask[1]);
     while (read(c->ask[0], &what, 1) == 1 && what != 'q') {
         char code = (char)work(f, what);
@@ -95,6 +96,7 @@ static void start(container *c, int (*work)(fixture *f, char what), fixture *f)
     c->pid = fork();
     assert_true(c->pid >= 0);
     if (c->pid == 0) {
+        alarm(60);
         f->store = NULL;
         if (!leave(CLONE_NEWPID)) {
             _exit(NOT_PERMITTED);
@@ -274,6 +276,7 @@ static void a_read_only_mount_and_a_writer_do_not_mix(void **state)
     fflush(NULL);
     pid_t pid = fork();
     if (pid == 0) {
+        alarm(60);
         const char *wrong = read_through_a_read_only_mount(f, go, done);
         if (wrong && strcmp(wrong, "not permitted") != 0) {
             fprintf(stderr, "%s\n", wrong);

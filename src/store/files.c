@@ -299,30 +299,34 @@ int rst_allocate_file(int fd, uint64_t size, const char *path, rst_error *error)
     return RST_OK;
 }
 
-/* LMDB maps the lock file with holes, and a hole that a full file system cannot fill is a SIGBUS
- * for whoever takes that reader slot.  Only a file made here is opened: closing a descriptor of one
- * that this process has open would give up LMDB's record locks on it. */
 int rst_reserve_lock_file(const char *path, unsigned reader_count, mode_t mode, rst_error *error)
 {
-    enum { SLOT_SIZE = 64, HEAD_SIZE = 4096 };
     char lock[PATH_MAX];
     int code = rst_path_join(lock, path, RST_LOCK_FILE, error);
     if (code) {
         return code;
     }
-    int fd = open(lock, O_RDWR | O_CREAT | O_EXCL | O_CLOEXEC, mode);
+    int fd = open(lock, O_RDWR | O_CREAT | O_CLOEXEC, mode);
     if (fd < 0) {
-        return RST_OK; /* there already; or LMDB meets the same error, and says it */
+        return RST_OK; /* LMDB meets the same error, and says it or does without */
     }
-    off_t size = (off_t)reader_count * SLOT_SIZE + HEAD_SIZE;
+    struct stat info;
+    uint64_t size = ((uint64_t)reader_count + 2) * 128; /* a slot is a cache line */
+    if (fstat(fd, &info) == 0 && (uint64_t)info.st_size > size) {
+        size = (uint64_t)info.st_size;
+    } else if ((code = check_size_limit(size, error)) != RST_OK) {
+        close(fd);
+        return code;
+    }
     int result;
     do {
-        /* The size stays 0: LMDB counts the slots of a file by it. */
-        result = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, size);
+        /* The size stays as it is: LMDB counts the slots of a file by it. */
+        result = fallocate(fd, FALLOC_FL_KEEP_SIZE, 0, (off_t)size);
     } while (result != 0 && errno == EINTR);
-    if (result != 0 && errno != EOPNOTSUPP) {
+    if (result != 0 && (errno == ENOSPC || errno == EDQUOT)) {
+        code = say_no_space(fd, size, lock, errno, error);
+    } else if (result != 0 && errno != EOPNOTSUPP) {
         code = rst_fail_errno(error, "allocating the space of", lock);
-        unlink(lock);
     }
     close(fd);
     return code;

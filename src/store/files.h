@@ -37,7 +37,9 @@ int rst_sync_folder(const char *folder, rst_error *error);
  * never meet a full one (which would be a SIGBUS). */
 int rst_allocate_file(int fd, uint64_t size, const char *path, rst_error *error);
 
-/* Makes a store's lock file where there is none, with the space of its reader slots. */
+/* The same for LMDB's lock file, which every reader writes to through its map: for at least
+ * reader_count slots; it is made when it is not there.  To be called before LMDB opens it, since
+ * closing any descriptor of it ends this process's locks. */
 int rst_reserve_lock_file(const char *path, unsigned reader_count, mode_t mode, rst_error *error);
 
 #endif

@@ -184,6 +184,13 @@ static int open_file(const char *path, bool read_only, rst_guard *guard, rst_err
     if (fstat(guard->fd, &info) != 0 || !S_ISREG(info.st_mode) || info.st_size < FILE_SIZE) {
         return rst_fail(error, RST_ERR_CORRUPT, "path", "%s is not what a store has there", file);
     }
+    /* A sparse copy's holes would be met through the map. */
+    if (guard->access == RST_GUARD_WRITABLE) {
+        code = rst_allocate_file(guard->fd, FILE_SIZE, file, error);
+        if (code) {
+            return code;
+        }
+    }
     int protection = guard->access == RST_GUARD_WRITABLE ? PROT_READ | PROT_WRITE : PROT_READ;
     void *map = mmap(NULL, FILE_SIZE, protection, MAP_SHARED, guard->fd, 0);
     if (map == MAP_FAILED) {
@@ -302,7 +309,7 @@ int rst_guard_attach(const char *path, bool read_only, rst_guard **out, rst_erro
         code = join_frozen(guard, path, error);
     } else if (!code) {
         code = join(guard, path, error);
-        if (0) {
+        if (!code && is_locked(guard->fd, LOCK_FROZEN)) {
             code = say_frozen(path, error);
         }
     }
