@@ -444,7 +444,7 @@ static void a_sparse_copy_on_a_full_disk_is_refused_for_writing(void **state)
 
 /* ---------------------------------------------------------------- limits of the process */
 
-static void limit(int what, rlim_t size)
+static void limit(unsigned what, rlim_t size)
 {
     struct rlimit now;
     MUST(getrlimit(what, &now) == 0);

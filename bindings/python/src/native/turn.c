@@ -255,14 +255,12 @@ static PyObject *turn_to_reply(PyObject *object, PyObject *unused)
 
 /* ---------------------------------------------------------------- the type */
 
+/* clang-format off */
 #define ARRAY(name, which, doc)                                                                    \
-    {                                                                                              \
-#name, get_array, NULL, doc, (void *)(uintptr_t)(which)                                    \
-    }
+    {#name, get_array, NULL, doc, (void *)(uintptr_t)(which)}
 #define NUMBER(name, which, doc)                                                                   \
-    {                                                                                              \
-#name, get_number, NULL, doc, (void *)(uintptr_t)(which)                                   \
-    }
+    {#name, get_number, NULL, doc, (void *)(uintptr_t)(which)}
+/* clang-format on */
 
 static PyGetSetDef attributes[] = {
     ARRAY(token_ids, TOKEN_IDS, "int32 [n], read-only: the sampled tokens."),

@@ -523,6 +523,6 @@ def _to_numpy(values: Any) -> np.ndarray[Any, Any]:
         return np.asarray(values)
     values = values.detach().cpu()
     # NumPy has no bfloat16.
-    return cast(
-        "np.ndarray[Any, Any]", (values.double() if values.is_floating_point() else values).numpy()
-    )
+    exact: Any = values.double() if values.is_floating_point() else values
+    array: np.ndarray[Any, Any] = exact.numpy()
+    return array

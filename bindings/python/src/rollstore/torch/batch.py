@@ -229,7 +229,9 @@ def sample_dicts(
     """
     names = ("top_k", "trim_max", "token_max")
     chosen = {name: value for name, value in arguments.items() if name in names}
-    advantages = unit_advantages([unit]).tolist() if grouped else [None] * len(unit)
+    advantages: list[Any] = [None] * len(unit)
+    if grouped:
+        advantages = unit_advantages([unit]).tolist()
     samples = []
     for session, advantage in zip(unit, advantages):
         made: Any = session.sample
