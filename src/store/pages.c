@@ -186,6 +186,7 @@ typedef struct check {
     meta seen;
     rst_tree trees[6]; /* in the order of `databases` */
     unsigned found;    /* a bit for each of them */
+    uint64_t free;     /* pages that the lists of free ones have */
 } check;
 
 static const struct {
@@ -273,6 +274,10 @@ static int check_free_list(void *context, const rst_node *node, rst_error *error
     if (!code && (node->data_size < sizeof count || count > node->data_size / 8 - 1 ||
                   txn_id > c->seen.txn_id)) {
         code = rst_fail(error, RST_ERR_CORRUPT, "pages", "a list of free pages: its length");
+    }
+    c->free += code ? 0 : count;
+    if (!code && c->free > c->pages.page_count) {
+        code = rst_fail(error, RST_ERR_CORRUPT, "pages", "more pages are free than there are");
     }
     if (code || c->extent == RST_PAGES_FOR_READING) {
         return code;
