@@ -164,6 +164,7 @@ static void each_damaged_field_is_named(void **state)
         {"reserved", offsetof(rst_record_header, reserved), 1, 1},
         {"mode", offsetof(rst_record_header, mode), 7, 1},
         {"finish", offsetof(rst_record_header, finish), 9, 1},
+        {"finish_reason_size", offsetof(rst_record_header, finish_reason_size), 1, 2},
         {"temperature_scaled", offsetof(rst_record_header, temperature_scaled), 3, 1},
         {"weight_version_number", offsetof(rst_record_header, weight_version_number), 5, 4},
         {"session_key", offsetof(rst_record_header, session_key), 77, 1},

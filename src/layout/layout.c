@@ -70,6 +70,9 @@ static int check_header(const rst_record_header *h, size_t size, rst_error *erro
     if (h->finish > RST_FINISH_OTHER) {
         return corrupt(error, "finish", "no value of its list");
     }
+    if (h->finish_reason_size > 0 && h->finish != RST_FINISH_OTHER) {
+        return corrupt(error, "finish_reason_size", "a text where finish says it all");
+    }
     if (h->temperature_scaled > RST_SCALED_YES) {
         return corrupt(error, "temperature_scaled", "no value of its list");
     }
