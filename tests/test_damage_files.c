@@ -327,6 +327,51 @@ static void lists_of_free_pages(void **state)
     assert_int_equal(p.refused + p.reported, p.trials);
 }
 
+/* The size that the format entry gives the file must not cut it, or stretch it without end, when it
+ * is opened for writing. */
+static void say_other_sizes(damage_worker *w)
+{
+    const damage_fixture *f = w->f;
+    const uint32_t magic = RST_FORMAT_MAGIC;
+    unsigned entries = 0;
+    for (uint64_t at = 2 * DAMAGE_PAGE; at + sizeof(rst_format_entry) < f->pages * DAMAGE_PAGE;
+         at += 2) {
+        if (!damage_is_tree_page(f, at / DAMAGE_PAGE) || memcmp(f->bytes + at, &magic, 4) != 0) {
+            continue;
+        }
+        entries++;
+        rst_format_entry format;
+        memcpy(&format, f->bytes + at, sizeof format);
+        const uint64_t sizes[] = {
+            format.capacity_size, f->pages * DAMAGE_PAGE, f->size - DAMAGE_PAGE, f->size - 1,
+            f->size + 1,          f->size + DAMAGE_PAGE,  UINT64_C(1) << 40,     UINT64_MAX};
+        for (size_t i = 0; i < sizeof sizes / sizeof *sizes; i++) {
+            if (!damage_mine(w)) {
+                continue;
+            }
+            damage_say(w, "map_size %llu of a file of %zu", (unsigned long long)sizes[i], f->size);
+            memcpy(w->file + at + offsetof(rst_format_entry, map_size), &sizes[i], 8);
+            damage_read(w, 0);
+            damage_write(w, i);
+            struct stat info;
+            if (fstat(w->fd, &info) != 0 || (size_t)info.st_size != f->size) {
+                exit(5);
+            }
+            damage_restore(w);
+        }
+    }
+    if (entries != 1) {
+        exit(3);
+    }
+}
+
+static void sizes_that_are_not_the_files(void **state)
+{
+    damage_progress p = damage_run(*state, say_other_sizes);
+    assert_int_equal(p.trials, 16);
+    assert_int_equal(p.refused, p.trials);
+}
+
 /* ---------------------------------------------------------------- the files beside */
 
 static void damage_guard(damage_worker *w)
@@ -401,6 +446,7 @@ int main(void)
         cmocka_unit_test(stores_with_other_databases),
         cmocka_unit_test(references_to_every_other_page),
         cmocka_unit_test(lists_of_free_pages),
+        cmocka_unit_test(sizes_that_are_not_the_files),
         cmocka_unit_test(the_guard_file),
         cmocka_unit_test(the_lock_file),
     };

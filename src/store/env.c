@@ -226,7 +226,7 @@ int rst_open_databases(rst_env *env, MDB_txn *txn, unsigned flags, rst_error *er
 }
 
 /* The file must hold every page that LMDB's meta page speaks of, or reading one is a SIGBUS. */
-static int check_file_holds_pages(rst_env *env, rst_error *error)
+static int check_file_holds_pages(rst_env *env, uint64_t *file_size, rst_error *error)
 {
     MDB_envinfo info;
     MDB_stat stat;
@@ -246,6 +246,7 @@ static int check_file_holds_pages(rst_env *env, rst_error *error)
     env->device = file.st_dev;
     env->inode = file.st_ino;
     env->map_size = info.me_mapsize;
+    *file_size = (uint64_t)file.st_size;
     return RST_OK;
 }
 
@@ -269,12 +270,15 @@ static int find_map(rst_env *env, MDB_txn *txn, rst_error *error)
     return RST_OK;
 }
 
-/* The format entry is no part of the trees: what it says of them must be what LMDB says. */
-static int check_format(const rst_env *env, rst_error *error)
+/* The format entry is no part of the trees: what it says of them must be what LMDB says.  Opening
+ * for writing makes the file as long as the entry has it: longer, after it was copied without its
+ * end, but never shorter, or whoever has it mapped now is killed. */
+static int check_format(const rst_env *env, uint64_t file_size, rst_error *error)
 {
     MDB_stat stat;
     mdb_env_stat(env->lmdb, &stat);
-    if (env->format.page_size != stat.ms_psize || env->format.map_size > env->map_size) {
+    if (env->format.page_size != stat.ms_psize || env->format.map_size > env->map_size ||
+        env->format.map_size < file_size) {
         return rst_fail(error, RST_ERR_CORRUPT, "meta",
                         "the store's format entry is damaged: its sizes are not the file's");
     }
@@ -290,7 +294,8 @@ static int check_format(const rst_env *env, rst_error *error)
 /* Read what an existing store says of itself, when its pages are what LMDB takes them for. */
 static int load(rst_env *env, rst_pages_extent check, rst_error *error)
 {
-    int code = check_file_holds_pages(env, error);
+    uint64_t file_size = 0;
+    int code = check_file_holds_pages(env, &file_size, error);
     if (code) {
         return code;
     }
@@ -312,7 +317,7 @@ static int load(rst_env *env, rst_pages_extent check, rst_error *error)
         code = rst_read_format(txn, env->meta, &env->format, error);
     }
     if (!code) {
-        code = check_format(env, error);
+        code = check_format(env, file_size, error);
     }
     if (!code) {
         code = find_map(env, txn, error);
