@@ -3,24 +3,13 @@
  * instead of commit. */
 #include <unistd.h>
 
+#include "folder.h"
 #include "fuzz.h"
 #include "store/consumer/consumer.h"
 
-int LLVMFuzzerInitialize(int *argc, char ***argv);
-
-static char folder[64];
 static rst_store *store;
 static void *sound_place;
 static size_t sound_size;
-
-static void remove_folder(void)
-{
-    char command[96];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    if (system(command) != 0) {
-        fprintf(stderr, "%s is left behind\n", folder);
-    }
-}
 
 /* Twenty sessions: some settled, trained, held, given back, never given. */
 static void fill_store(void)
@@ -47,20 +36,16 @@ static void fill_store(void)
     must(rst_consumer_place(store, "c", 1, &sound_place, &sound_size, &error) == RST_OK);
 }
 
-int LLVMFuzzerInitialize(int *argc, char ***argv)
+/* At the first input: AFL++ forks before it, and a handle of before a fork is refused. */
+static void begin(void)
 {
-    (void)argc;
-    (void)argv;
     rst_error error;
-    char path[80];
-    strcpy(folder, "/dev/shm/rollstore-fuzz-XXXXXX");
-    must(mkdtemp(folder) != NULL);
-    atexit(remove_folder);
+    char path[320];
+    make_folder();
     snprintf(path, sizeof path, "%s/store", folder);
     const rst_create_options options = {.capacity_size = RST_CAPACITY_MIN};
     must(rst_store_open(path, RST_OPEN_CREATE, &options, &store, &error) == RST_OK);
     fill_store();
-    return 0;
 }
 
 static void set_right(unsigned char *place, size_t size, uint8_t what)
@@ -99,6 +84,9 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size == 0) {
         return 0;
+    }
+    if (!store) {
+        begin();
     }
     rst_error error;
     unsigned char *place = exact_copy(data + 1, size - 1);

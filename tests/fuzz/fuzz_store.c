@@ -8,15 +8,13 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "folder.h"
 #include "fuzz.h"
 #include "walk.h"
 
 enum { PAGE = 4096, GUARD_SIZE = 12288 };
 
-int LLVMFuzzerInitialize(int *argc, char ***argv);
-
-static char folder[64];
-static char path[80];
+static char path[320];
 static unsigned char *sound; /* the sound file's bytes */
 static size_t sound_size;
 static unsigned char guard_bytes[GUARD_SIZE];
@@ -60,7 +58,7 @@ static void make_store(void)
 {
     rst_error error;
     rst_store *store;
-    char first[80];
+    char first[320];
     rst_lease leases[5];
     size_t count;
     snprintf(first, sizeof first, "%s/first", folder);
@@ -78,7 +76,7 @@ static void make_store(void)
 
 static unsigned char *map_file(const char *name, size_t *size)
 {
-    char full[128];
+    char full[400];
     struct stat info;
     snprintf(full, sizeof full, "%s/%s", path, name);
     int fd = open(full, O_RDWR);
@@ -90,23 +88,11 @@ static unsigned char *map_file(const char *name, size_t *size)
     return map;
 }
 
-static void remove_folder(void)
+/* At the first input: AFL++ forks before it, and a handle of before a fork is refused. */
+static void begin(void)
 {
-    char command[96];
-    snprintf(command, sizeof command, "rm -rf '%s'", folder);
-    if (system(command) != 0) {
-        fprintf(stderr, "%s is left behind\n", folder);
-    }
-}
-
-int LLVMFuzzerInitialize(int *argc, char ***argv)
-{
-    (void)argc;
-    (void)argv;
     size_t guard_size;
-    strcpy(folder, "/dev/shm/rollstore-fuzz-XXXXXX");
-    must(mkdtemp(folder) != NULL);
-    atexit(remove_folder);
+    make_folder();
     snprintf(path, sizeof path, "%s/store", folder);
     make_store();
     file = map_file("data.mdb", &sound_size);
@@ -118,7 +104,6 @@ int LLVMFuzzerInitialize(int *argc, char ***argv)
     page_count++;
     must((page_count + 1) * PAGE < sound_size);
     must(walk_store(path, 0).fault_count == 0);
-    return 0;
 }
 
 /* ---------------------------------------------------------------- an input */
@@ -147,6 +132,9 @@ static size_t change_pages(const uint8_t *data, size_t size)
 
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
+    if (!sound) {
+        begin();
+    }
     if (size == 0 || size > sound_size) {
         return 0;
     }
