@@ -63,6 +63,9 @@ static const unsigned char *maps[FILES];
 static void (*on_event)(disk_event what);
 static _Atomic(int) failing;
 
+/* A thread may be in the middle of a sync while another ends the watch. */
+static pthread_rwlock_t watch = PTHREAD_RWLOCK_INITIALIZER;
+
 /* Assertions of cmocka do not work in children and threads. */
 static void must(bool holds, const char *what)
 {
@@ -238,7 +241,7 @@ static void after_sync(file *f, uint64_t from, uint64_t size, uint64_t number)
 /* These take the C library's place, for LMDB too: so they are exported. */
 #define SEEN __attribute__((visibility("default")))
 
-SEEN int msync(void *address, size_t size, int flags)
+static int see_msync(void *address, size_t size, int flags)
 {
     uint64_t offset = 0;
     file *f = flags & MS_SYNC ? file_of_address(address, &offset) : NULL;
@@ -257,14 +260,28 @@ SEEN int msync(void *address, size_t size, int flags)
     return result;
 }
 
+SEEN int msync(void *address, size_t size, int flags)
+{
+    pthread_rwlock_rdlock(&watch);
+    int result = see_msync(address, size, flags);
+    int system = errno;
+    pthread_rwlock_unlock(&watch);
+    errno = system;
+    return result;
+}
+
 static int sync_descriptor(int fd, long call)
 {
+    pthread_rwlock_rdlock(&watch);
     file *f = file_of_descriptor(fd);
     uint64_t number = f ? before_sync() : 0;
     int result = (int)syscall(call, fd);
     if (f && result == 0) {
         after_sync(f, 0, UINT64_MAX / 2, number);
     }
+    int system = errno;
+    pthread_rwlock_unlock(&watch);
+    errno = system;
     return result;
 }
 
@@ -281,12 +298,16 @@ SEEN int fsync(int fd)
 SEEN ssize_t pwrite(int fd, const void *bytes, size_t size, off_t offset)
 {
     ssize_t result = syscall(SYS_pwrite64, fd, bytes, size, offset);
+    int system = errno;
+    pthread_rwlock_rdlock(&watch);
     if (file_of_descriptor(fd)) {
         disk_look();
         if (on_event) {
             on_event(DISK_AFTER_WRITE);
         }
     }
+    pthread_rwlock_unlock(&watch);
+    errno = system;
     return result;
 }
 
@@ -328,14 +349,17 @@ void disk_begin(const char *folder)
     pthread_mutex_init(&d->lock, &shared);
     d->fresh = 1;
     snprintf(the_folder, sizeof the_folder, "%s", folder);
+    pthread_rwlock_wrlock(&watch);
     the_disk = d;
     for (int i = 0; i < FILES; i++) {
         begin_file(i);
     }
+    pthread_rwlock_unlock(&watch);
 }
 
 void disk_end(void)
 {
+    pthread_rwlock_wrlock(&watch);
     for (int i = 0; i < FILES; i++) {
         munmap((void *)(uintptr_t)maps[i], (size_t)the_disk->files[i].count * BLOCK);
     }
@@ -343,6 +367,7 @@ void disk_end(void)
     the_disk = NULL;
     on_event = NULL;
     failing = 0;
+    pthread_rwlock_unlock(&watch);
 }
 
 void disk_on_event(void (*event)(disk_event what))

@@ -167,6 +167,55 @@ static void small_changes_at_capacity_go_on_between_syncs(void **state)
     support_remove_folder(folder);
 }
 
+static void read_slowly(const char *path)
+{
+    rst_store *store;
+    MUST(rst_store_open(path, RST_OPEN_READ_ONLY, NULL, &store, &last_error) == RST_OK);
+    for (;;) {
+        rst_snapshot *now;
+        MUST(rst_snapshot_open(store, &now, &last_error) == RST_OK);
+        usleep(50000);
+        rst_snapshot_close(now);
+    }
+}
+
+/* The same beside somebody whose snapshots hold what is freed. */
+static void small_changes_beside_readers(const char *folder)
+{
+    const char *path = support_path(folder, "s");
+    rst_store *store = make(path, RST_CAPACITY_MIN, RST_DURABILITY_MEMORY);
+    MUST(store);
+    unsigned count = fill_up(store);
+    pid_t reader = fork();
+    if (reader == 0) {
+        read_slowly(path);
+    }
+    rst_outcome outcome = {RST_STATUS_COMPLETED, 0, RST_NO_INDEX, RST_NO_INDEX};
+    rst_lease leases[4];
+    size_t leased;
+    MUST(rst_consumer_create(store, "c", 1, RST_START_OLDEST, NULL, &last_error) == RST_OK);
+    for (unsigned i = 0; i < 300; i++) {
+        outcome.reward = i;
+        MUST(rst_seal(store, "0", 1, &outcome, RST_CHANGE_REPLACE, &last_error) == RST_OK);
+        MUST(rst_consumer_take(store, "c", 1, 4, 0, 0, leases, &leased, &last_error) == RST_OK);
+        MUST(rst_consumer_return(store, "c", 1, leases, leased, &last_error) == RST_OK);
+    }
+    for (unsigned i = 1; i < count; i++) {
+        MUST(release(store, i) == RST_OK);
+    }
+    kill(reader, SIGKILL);
+    waitpid(reader, NULL, 0);
+    MUST(sound(store));
+}
+
+static void small_changes_at_capacity_wait_for_readers(void **state)
+{
+    (void)state;
+    char *folder = support_make_folder();
+    in_child(small_changes_beside_readers, folder);
+    support_remove_folder(folder);
+}
+
 /* Another process that may write pins the last sync too, and must move for this one. */
 static void others_give_way(const char *folder)
 {
@@ -577,6 +626,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_put_at_capacity_needs_but_one_release),
         cmocka_unit_test(small_changes_at_capacity_go_on_between_syncs),
+        cmocka_unit_test(small_changes_at_capacity_wait_for_readers),
         cmocka_unit_test(an_idle_writer_does_not_keep_released_pages),
         cmocka_unit_test(a_small_shared_memory_is_an_ordinary_error),
         cmocka_unit_test(a_store_goes_on_while_its_disk_is_full),

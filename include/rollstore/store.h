@@ -121,7 +121,12 @@ typedef struct rst_change {
  * whole. RELEASE: RST_ERR_NOT_FOUND; RST_ERR_HELD when a consumer has not committed it.
  *
  * At capacity, PUT waits up to timeout_ms for space (RST_ERR_FULL).  A release never waits for
- * space. Other errors: RST_ERR_READ_ONLY, _FORKED, _GONE, _LIMIT, _IO.
+ * space; with RST_DURABILITY_INTERVAL, what was released is there after the next sync, which this
+ * call makes where it needs to, and for which it may have to wait for other processes. Other
+ * errors: RST_ERR_READ_ONLY, _FORKED, _GONE, _LIMIT, _IO.
+ *
+ * When the process is killed in this call, the changes are made as a whole or not at all; which,
+ * is settled by the next write of any process.
  */
 RST_API int rst_apply(rst_store *store, rst_change *changes, size_t count, int64_t timeout_ms,
                       rst_error *error);

@@ -222,7 +222,7 @@ static int drop_stale_plans(rst_write *write, plan *p, const rst_change *changes
 static int write_all(rst_store *store, plan *p, rst_change *changes, size_t count, rst_error *error)
 {
     rst_write write;
-    int code = rst_write_begin(store, &write, error);
+    int code = rst_write_begin_now(store, &write, error);
     if (code) {
         return code;
     }
@@ -336,9 +336,6 @@ static bool wait_for_room(rst_store *store, uint64_t seen, const rst_deadline *d
     return true;
 }
 
-/* Without a PUT a change waits for no release, but still for the syncs of other processes. */
-enum { SYNC_PATIENCE_MS = 5000 };
-
 static int apply_until(rst_store *store, plan *p, rst_change *changes, size_t count,
                        int64_t timeout_ms, rst_error *error)
 {
@@ -346,8 +343,7 @@ static int apply_until(rst_store *store, plan *p, rst_change *changes, size_t co
     for (size_t i = 0; i < count; i++) {
         puts |= changes[i].kind == RST_CHANGE_PUT;
     }
-    bool others = store->env->format.durability == RST_DURABILITY_INTERVAL;
-    rst_deadline deadline = rst_deadline_in(puts ? timeout_ms : others ? SYNC_PATIENCE_MS : 0);
+    rst_deadline deadline = rst_deadline_in(puts ? timeout_ms : RST_ROOM_PATIENCE_MS);
     bool last_chance = false;
     int code = puts ? plan_all(p, store, changes, count, error) : RST_OK;
     while (!code) {

@@ -67,7 +67,12 @@ typedef struct rst_write {
     bool freed;              /* a turn was deleted or replaced */
 } rst_write;
 
+/* For changes that need little room: at capacity, where open snapshots and syncs hold the pages
+ * kept for them, it waits for those up to RST_ROOM_PATIENCE_MS.  Not for who has a snapshot open.
+ */
 int rst_write_begin(rst_store *store, rst_write *write, rst_error *error);
+#define RST_ROOM_PATIENCE_MS 5000
+int rst_write_begin_now(rst_store *store, rst_write *write, rst_error *error); /* without that */
 int rst_write_commit(rst_write *write, rst_error *error); /* aborts on any error */
 void rst_write_abort(rst_write *write);                   /* also after a commit: does nothing */
 

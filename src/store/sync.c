@@ -286,22 +286,6 @@ int rst_syncer_give_back(rst_env *env, bool *made, rst_error *error)
     return result ? rst_fail_lmdb(error, result, "syncing") : RST_OK;
 }
 
-int rst_syncer_pace(rst_env *env, rst_error *error)
-{
-    if (!env->syncer) {
-        return RST_OK;
-    }
-    /* A commit copies the pages from the root to what it changes, about a dozen, and frees the ones
-     * it copied; until they are synced they come from beyond the capacity once it is used up. */
-    MDB_envinfo info;
-    mdb_env_info(env->lmdb, &info);
-    uint64_t map_pages = env->map_size / env->format.page_size;
-    uint64_t kept = map_pages - env->capacity_pages;
-    uint64_t synced = atomic_load(&env->guard->shared->transaction);
-    bool grown = info.me_last_pgno + 1 > env->capacity_pages + kept / 4;
-    return grown && info.me_last_txnid > synced + kept / 64 ? rst_syncer_now(env, error) : RST_OK;
-}
-
 int rst_store_sync(rst_store *store, rst_error *error)
 {
     rst_error_clear(error);

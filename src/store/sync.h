@@ -21,8 +21,4 @@ int rst_syncer_now(rst_env *env, rst_error *error);
  * *made becomes true when this process held some. */
 int rst_syncer_give_back(rst_env *env, bool *made, rst_error *error);
 
-/* Before a write transaction: sync when so much is unsynced that the pages kept for releases would
- * run out. */
-int rst_syncer_pace(rst_env *env, rst_error *error);
-
 #endif

@@ -22,7 +22,7 @@ int rst_check_not_deleted(const rst_store *store, rst_error *error)
     return RST_OK;
 }
 
-int rst_write_begin(rst_store *store, rst_write *write, rst_error *error)
+int rst_write_begin_now(rst_store *store, rst_write *write, rst_error *error)
 {
     *write = (rst_write){.store = store};
     int code = rst_store_usable(store, true, error);
@@ -31,9 +31,6 @@ int rst_write_begin(rst_store *store, rst_write *write, rst_error *error)
     }
     if (!code) {
         code = rst_syncer_check(store->env, error);
-    }
-    if (!code) {
-        code = rst_syncer_pace(store->env, error);
     }
     if (code) {
         return code;
@@ -77,36 +74,6 @@ int rst_write_commit(rst_write *write, rst_error *error)
     result = mdb_txn_commit(write->txn); /* frees the transaction also when it fails */
     write->txn = NULL;
     return result ? rst_fail_lmdb(error, result, "committing") : RST_OK;
-}
-
-/* LMDB keeps the pages that the last transaction freed for one transaction more.  When that was a
- * release and nobody commits after it, whoever waits for its pages must. */
-static int commit_once_more(rst_store *store, bool *made, rst_error *error)
-{
-    rst_write write;
-    int code = rst_write_begin(store, &write, error);
-    if (code) {
-        return code;
-    }
-    write.changed = write.totals.freed_transaction + 1 == mdb_txn_id(write.txn);
-    *made |= write.changed;
-    return rst_write_commit(&write, error);
-}
-
-int rst_write_make_room(rst_store *store, bool *made, rst_error *error)
-{
-    int dead = 0;
-    mdb_reader_check(store->env->lmdb, &dead); /* they may hold what was released */
-    *made = dead > 0;
-    int64_t index = error ? error->index : -1; /* stays that of the change at fault */
-    int code = commit_once_more(store, made, error);
-    if (!code || code == RST_ERR_FULL) {
-        code = rst_syncer_give_back(store->env, made, error);
-    }
-    if (error) {
-        error->index = index;
-    }
-    return code;
 }
 
 /* ---------------------------------------------------------------- entries */
