@@ -352,7 +352,7 @@ static void six_processes_may_create_at_once(void **state)
     (void)state;
     char *folder = support_make_folder();
     const char *path = support_path(folder, "store");
-    for (int round = 0; round < 5; round++) {
+    for (int round = 0; round < 20; round++) {
         pid_t children[6];
         for (int i = 0; i < 6; i++) {
             children[i] = fork();

@@ -550,11 +550,11 @@ static int find_or_create(const char *path, unsigned flags, const rst_create_opt
     if (code == RST_OK && flags & RST_OPEN_EXCLUSIVE) {
         return rst_fail(error, RST_ERR_EXISTS, "path", "there is a store at %s already", path);
     }
-    if (code == RST_ERR_NOT_STORE && flags & RST_OPEN_CREATE && access(data, F_OK) != 0) {
-        code = rst_create(path, flags, options, error);
-        if (!code) {
-            code = rst_check_data_file(data, file, error);
-        }
+    if (code == RST_ERR_NOT_STORE && flags & RST_OPEN_CREATE) {
+        /* What has appeared since the first look is another process's new store: look again. */
+        bool missing = access(data, F_OK) != 0;
+        code = missing ? rst_create(path, flags, options, error) : RST_OK;
+        code = code ? code : rst_check_data_file(data, file, error);
     }
     if (!code) {
         code = rst_check_file_system(path, error);
