@@ -13,6 +13,10 @@
 #include <time.h>
 #include <unistd.h>
 
+#if SOAK_LEAK_CHECKER
+#include <sanitizer/lsan_interface.h>
+#endif
+
 void soak_fail(const char *file, int line, const char *format, ...)
 {
     char text[1024];
@@ -133,6 +137,14 @@ void *soak_shared(size_t size)
     return memory;
 }
 
+/* A child ends without the parent's atexit handlers, and so without the leak checker's. */
+static void check_leaks(void)
+{
+#if SOAK_LEAK_CHECKER
+    __lsan_do_leak_check(); /* ends the process when there are some */
+#endif
+}
+
 pid_t soak_start(void (*body)(int argument), int argument)
 {
     fflush(NULL);
@@ -147,6 +159,7 @@ pid_t soak_start(void (*body)(int argument), int argument)
             _exit(1);
         }
         body(argument);
+        check_leaks();
         _exit(0);
     }
     return pid;

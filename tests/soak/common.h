@@ -10,6 +10,22 @@
 
 #include <rollstore/rollstore.h>
 
+/* A sanitizer keeps what is freed for a while, and records of everything: that memory grows says
+ * nothing then.  The address sanitizer has a leak checker instead. */
+#ifndef __has_feature
+#define __has_feature(name) 0
+#endif
+#if defined(__SANITIZE_ADDRESS__) || __has_feature(address_sanitizer)
+#define SOAK_LEAK_CHECKER 1
+#else
+#define SOAK_LEAK_CHECKER 0
+#endif
+#if SOAK_LEAK_CHECKER || defined(__SANITIZE_THREAD__) || __has_feature(thread_sanitizer)
+#define SOAK_OTHER_ALLOCATOR 1
+#else
+#define SOAK_OTHER_ALLOCATOR 0
+#endif
+
 /* Say what is wrong, and end this process with status 1.  Its parent then ends the run. */
 #define fail(...) soak_fail(__FILE__, __LINE__, __VA_ARGS__)
 void soak_fail(const char *file, int line, const char *format, ...)
