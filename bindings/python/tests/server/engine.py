@@ -68,15 +68,18 @@ class Generation:
     def __init__(self, prompt: list[int], n: int, k: int, salt: int = 0) -> None:
         rng = np.random.default_rng([len(prompt), sum(prompt) % 65_521, salt])
         self.n, self.k = n, k
-        self.tokens = (WORD + rng.integers(0, VOCABULARY, n)).tolist()
+        ids: Any = WORD + rng.integers(0, VOCABULARY, n)  # NumPy's own types differ by version
+        self.tokens: list[int] = ids.tolist()
         if n:
             self.tokens[-1] = END
         raw = np.sort(rng.normal(0, 3, (n, k + 1)).astype(np.float32), axis=1)[:, ::-1]
         shifted = raw - np.log(np.exp(raw).sum(axis=1, keepdims=True)) - 0.01
-        self.logprobs = shifted[:, 0].astype(np.float32) if n else np.zeros(0, np.float32)
-        self.top_logprobs = shifted[:, :k].astype(np.float32)
+        self.logprobs: Any = shifted[:, 0].astype(np.float32) if n else np.zeros(0, np.float32)
+        self.top_logprobs: Any = shifted[:, :k].astype(np.float32)
         first = np.array(self.tokens, np.int64)[:, None]
-        self.top_ids = ((first + np.arange(k)[None, :] * 7) % (WORD + VOCABULARY)).astype(np.int32)
+        self.top_ids: Any = ((first + np.arange(k)[None, :] * 7) % (WORD + VOCABULARY)).astype(
+            np.int32
+        )
 
     @property
     def text(self) -> str:

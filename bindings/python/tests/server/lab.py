@@ -21,7 +21,10 @@ import rollstore
 from rollstore.server.app import Server
 from rollstore.server.settings import Settings
 
-WORDS = {"model": "policy", "messages": [{"role": "user", "content": "please begin"}]}
+WORDS: dict[str, Any] = {
+    "model": "policy",
+    "messages": [{"role": "user", "content": "please begin"}],
+}
 
 
 class Answer:
@@ -171,7 +174,7 @@ class Lab:
 
     async def talk(self, session: str, turns: int, **more: Any) -> list[dict[str, Any]]:
         """An agent: each answer goes into the next call's messages. Returns the messages."""
-        messages: list[dict[str, Any]] = list(WORDS["messages"])  # type: ignore[arg-type]
+        messages: list[dict[str, Any]] = list(WORDS["messages"])
         for turn in range(turns):
             answer = await self.chat(session, {**WORDS, "messages": messages, **more})
             assert answer.status == 200, answer.body

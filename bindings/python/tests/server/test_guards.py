@@ -111,12 +111,13 @@ def test_a_token_guards_everything(path: Path, caplog: pytest.LogCaptureFixture)
         async with Lab(path, token="s3cret", engine_token="eng1ne", log_calls=True) as lab:
             good = bearer("s3cret")
             assert (await lab.ask("GET", "/health")).status == 200
-            for wrong in (
+            wrongs: list[dict[str, Any]] = [
                 {},
                 bearer("S3cret"),
                 bearer(""),
                 {"headers": {"Authorization": "s3cret"}},
-            ):
+            ]
+            for wrong in wrongs:
                 for method, route in (("GET", "/metrics"), ("POST", "/sessions"), ("GET", "/none")):
                     answer = await lab.ask(method, route, **wrong)
                     assert (answer.status, answer.error["code"]) == (401, "token")

@@ -46,7 +46,8 @@ class Agent:
 
 
 def text_of(turn: rollstore.Turn) -> str:
-    return "".join(f"w{token - 1000} " for token in turn.token_ids.tolist()[:-1])
+    ids: Any = turn.token_ids
+    return "".join(f"w{token - 1000} " for token in ids[:-1].tolist())
 
 
 def test_killing_loses_no_answered_turn(path: Path) -> None:
@@ -57,9 +58,12 @@ def test_killing_loses_no_answered_turn(path: Path) -> None:
             lab.engine.delay = 0.03
             agents = [Agent(lab, number) for number in range(16)]
             running = [asyncio.ensure_future(agent.run(8)) for agent in agents]
-            for kill in range(4):
-                wanted = 16 * (kill + 1)
-                await until(lambda wanted=wanted: sum(len(a.answers) for a in agents) >= wanted)
+
+            def answered() -> int:
+                return sum(len(agent.answers) for agent in agents)
+
+            for kill in range(1, 5):
+                await until(lambda least=16 * kill: answered() >= least)  # type: ignore[misc]
                 lab.engine.salt += 1  # a call that is asked again is answered otherwise
                 await lab.kill()
                 await lab.start()

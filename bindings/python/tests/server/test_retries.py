@@ -341,7 +341,7 @@ def test_many_sessions_at_once(path: Path) -> None:
             assert (stat.sealed_count, stat.turn_count, stat.open_count) == (512, 1024, 0)
             with lab.store().snapshot() as snapshot:
                 prompts = {
-                    (entry.group_index, entry.prompt(0).tolist()[2]) for entry in snapshot.ready()
+                    (entry.group_index, int(entry.prompt(0)[2])) for entry in snapshot.ready()
                 }
             assert prompts == {(number, 1000 + number) for number in range(512)}
 

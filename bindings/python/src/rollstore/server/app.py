@@ -12,7 +12,7 @@ import math
 import os
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import quote, urlsplit
 
 from aiohttp import web
@@ -33,6 +33,13 @@ __all__ = ["Server", "make_app"]
 log = logging.getLogger("rollstore.server")
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class Middleware(Protocol):
+    """What aiohttp calls with every request."""
+
+    def __call__(self, request: web.Request, handler: Handler) -> Awaitable[web.StreamResponse]: ...
+
 
 _STATUSES = ("completed", "truncated", "aborted", "failed")
 _CONTROL_LIMIT = 1 << 16  # bytes of a request about a session
@@ -113,7 +120,7 @@ class Server:
     # ------------------------------------------------------------ every request
 
     @property
-    def _outermost(self) -> Callable[[web.Request, Handler], Awaitable[web.StreamResponse]]:
+    def _outermost(self) -> Middleware:
         @web.middleware
         async def outermost(request: web.Request, handler: Handler) -> web.StreamResponse:
             began = time.perf_counter()
@@ -370,7 +377,7 @@ def _integer(given: dict[str, Any], name: str) -> int | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int) or not -_INT64 < value < _INT64:
         raise _bad(name, "a 64-bit integer is needed")
-    return value
+    return int(value)
 
 
 def _reward(given: dict[str, Any]) -> float | None:
