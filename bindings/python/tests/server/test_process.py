@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import signal
+import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -131,3 +132,18 @@ def test_what_hinders_the_start_is_said(path: Path) -> None:
             assert b"Traceback" not in said
 
     run(main)
+
+
+def test_without_aiohttp_it_says_what_to_install(path: Path) -> None:
+    """Help needs nothing; a start says what is missing."""
+    hiding = "import runpy, sys; sys.modules['aiohttp'] = None; sys.argv[0] = 'rollstore.server'; "
+    hiding += "runpy.run_module('rollstore.server', run_name='__main__')"
+    command = [sys.executable, "-c", hiding]
+    given = ["--store", str(path), "--engine", "http://127.0.0.1:1"]
+    shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+    assert "--top-k" in shown.stdout
+    failed = subprocess.run([*command, *given], capture_output=True, text=True, check=False)
+    assert failed.returncode == 1
+    assert "apt-get install python3-aiohttp" in failed.stderr
+    assert "Traceback" not in failed.stderr
+    assert not path.exists()

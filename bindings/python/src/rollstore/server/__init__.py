@@ -6,6 +6,7 @@ A runner opens a session (POST /sessions), gives the agent its base_url, and end
 (POST /sessions/{id}/end). Every call of the agent is asked of an engine with the candidates that
 score centering needs, stored as the session's next turn, and answered without them.
 
+    running     the process: start, signals, end
     app         routes, checks, errors
     rewrite     a client's request -> the engine's
     engines     which engine, retries, time-outs
@@ -14,11 +15,24 @@ score centering needs, stored as the session's next turn, and answered without t
     streaming   an answer as server-sent events
     sessions    what is known of each session; journal keeps it over a restart
     metrics     counters as Prometheus reads them
+
+It needs aiohttp, which is imported when a server is made.
 """
 
 from __future__ import annotations
 
-from rollstore.server.app import make_app
+from typing import TYPE_CHECKING
+
 from rollstore.server.settings import Settings
 
+if TYPE_CHECKING:
+    from aiohttp import web
+
 __all__ = ["Settings", "make_app"]
+
+
+def make_app(settings: Settings) -> web.Application:
+    """The server as an aiohttp application. It opens the store when it starts, and closes it."""
+    from rollstore.server.app import Server
+
+    return Server(settings).app

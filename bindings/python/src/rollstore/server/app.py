@@ -28,7 +28,7 @@ from rollstore.server.recording import Recorder, Workers
 from rollstore.server.sessions import Session, Sessions
 from rollstore.server.settings import Settings, is_loopback
 
-__all__ = ["Server", "make_app"]
+__all__ = ["Server"]
 
 log = logging.getLogger("rollstore.server")
 
@@ -44,11 +44,6 @@ class Middleware(Protocol):
 _STATUSES = ("completed", "truncated", "aborted", "failed")
 _CONTROL_LIMIT = 1 << 16  # bytes of a request about a session
 _INT64 = 1 << 63
-
-
-def make_app(settings: Settings) -> web.Application:
-    """The server as an aiohttp application. It opens the store when it starts, and closes it."""
-    return Server(settings).app
 
 
 class Server:

@@ -1,0 +1,54 @@
+"""The server from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import gc
+import logging
+import signal
+
+from aiohttp import web
+
+from rollstore.server.app import Server
+from rollstore.server.settings import Settings
+
+__all__ = ["serve"]
+
+log = logging.getLogger("rollstore.server")
+
+
+async def serve(settings: Settings) -> None:
+    """Until SIGTERM or SIGINT; the second one does not wait for running calls."""
+    server = Server(settings)
+    runner = web.AppRunner(server.app, access_log=None, handle_signals=False)
+    await runner.setup()
+    stop = asyncio.Event()
+    now = asyncio.Event()
+
+    def stopping() -> None:
+        (now if stop.is_set() else stop).set()
+
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stopping)
+    try:
+        site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
+        await site.start()
+        for address in runner.addresses:
+            host = f"[{address[0]}]" if ":" in address[0] else address[0]
+            print(f"rollstore.server: listening on http://{host}:{address[1]}", flush=True)
+        # What was made until now stays: it need not be looked through again and again.
+        gc.collect()
+        gc.freeze()
+        await stop.wait()
+        log.info("stopping: waiting for running calls")
+        drained = asyncio.ensure_future(server.drain(settings.drain))
+        at_once = asyncio.ensure_future(now.wait())
+        await asyncio.wait((drained, at_once), return_when=asyncio.FIRST_COMPLETED)
+        for task in (drained, at_once):
+            task.cancel()
+            with contextlib.suppress(asyncio.CancelledError):
+                await task
+    finally:
+        await runner.cleanup()
