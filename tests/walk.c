@@ -268,9 +268,11 @@ static void must_be_allowed(int code, const rst_error *error)
     }
 }
 
-static void fill_record(rst_record *record, uint32_t token_count)
+static rst_record *new_record(uint32_t token_count)
 {
     rst_error error;
+    rst_record *record = rst_record_new();
+    must(record != NULL);
     int32_t *ids = calloc(token_count + 1, sizeof *ids);
     float *logprobs = calloc(token_count + 1, sizeof *logprobs);
     rst_turn turn = {.token_count = token_count,
@@ -280,6 +282,7 @@ static void fill_record(rst_record *record, uint32_t token_count)
     must(rst_record_set(record, &turn, &error) == RST_OK);
     free(ids);
     free(logprobs);
+    return record;
 }
 
 /* Three things to one session: one of them, by seed, first. */
@@ -321,8 +324,8 @@ static void change_session(rst_store *store, rst_record *record, const rst_sessi
 static void change_sessions(rst_store *store, uint64_t seed)
 {
     rst_error error;
-    rst_record *record = rst_record_new();
-    must(record != NULL);
+    rst_record *small = new_record(1);
+    rst_record *large = new_record(5000); /* many pages */
     uint8_t key[RST_KEY_SIZE];
     const uint8_t *after = NULL;
     for (uint64_t i = 0; i < 64; i++) {
@@ -345,10 +348,10 @@ static void change_sessions(rst_store *store, uint64_t seed)
         if (code) {
             break;
         }
-        fill_record(record, (uint32_t)(seed + i) % 3 ? 1 : 5000);
-        change_session(store, record, &s, id, seed + i);
+        change_session(store, (seed + i) % 3 ? small : large, &s, id, seed + i);
     }
-    rst_record_free(record);
+    rst_record_free(small);
+    rst_record_free(large);
 }
 
 static void use_consumer(rst_store *store)
