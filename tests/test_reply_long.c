@@ -22,7 +22,7 @@ static char *long_reply(rst_turn *turn)
 static uint32_t cut_count(const char *text)
 {
     rst_json_cut cuts[RST_JSON_CUT_MAX];
-    return rst_json_find_cuts(text, strlen(text), cuts);
+    return rst_json_find_cuts(text, strlen(text), cuts, NULL);
 }
 
 /* The place of the base64 text of a field. */

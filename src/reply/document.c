@@ -7,6 +7,7 @@
 #include "../error.h"
 #include "cut.h"
 #include "json.h"
+#include "lists.h"
 #include "number.h"
 
 bool rst_json_reserve(rst_json_buffer *buffer, size_t size)
@@ -32,6 +33,7 @@ void rst_json_reader_free(rst_json_reader *reader)
     free(reader->shortened.bytes);
     free(reader->unescaped[0].bytes);
     free(reader->unescaped[1].bytes);
+    free(reader->entries.bytes);
 }
 
 /* ---------------------------------------------------------------- the grammar */
@@ -42,6 +44,8 @@ typedef struct walk {
     const uint32_t *places;
     uint32_t *ends;
     uint64_t open[RST_JSON_DEPTH_MAX]; /* of the open brackets, twice the node, and 1 for a '[' */
+    rst_json_cut *list;                /* the next list that was left out, NULL for none */
+    const rst_json_cut *cuts_end;
     const char *fault;
     uint32_t fault_node;
 } walk;
@@ -109,6 +113,23 @@ static inline __attribute__((always_inline)) bool scalar(const walk *w, uint32_t
     return rst_json_begins_number(first) ? number(w, node) : named && literal(w, node);
 }
 
+static rst_json_cut *next_list(rst_json_cut *cut, const rst_json_cut *end)
+{
+    while (cut != end && !cut->is_list) {
+        cut++;
+    }
+    return cut == end ? NULL : cut;
+}
+
+/* An empty array stands at that place: it may be all that was left of a list. */
+static void meet_list(walk *w, size_t place, uint32_t depth)
+{
+    if (w->list && w->list->place == place) {
+        w->list->used = depth + RST_JSON_LIST_DEPTH <= RST_JSON_DEPTH_MAX;
+        w->list = next_list(w->list + 1, w->cuts_end);
+    }
+}
+
 /*
  * Check the whole grammar and note where brackets close.  The first node must open a bracket, the
  * last one (at count - 1) must close one, and one more place behind it must lead to the first node:
@@ -167,6 +188,7 @@ member_end:
 first_element:
     first = text[places[node]];
     if (first == ']') {
+        meet_list(w, places[node - 1], depth);
         goto close;
     }
     if (rst_json_is_digit(first)) {
@@ -309,6 +331,11 @@ static int open_text(rst_json_reader *reader, rst_json *json, rst_error *error)
     w.size = json->size;
     w.places = places;
     w.ends = (uint32_t *)(void *)reader->ends.bytes;
+    w.list = NULL;
+    if (json->cut_count > 0) {
+        w.cuts_end = json->cuts + json->cut_count;
+        w.list = next_list(json->cuts, w.cuts_end);
+    }
     char first = json->text[places[0]];
     char last = json->text[places[count - 1]];
     if (count == 1 && is_scalar(&w, places)) {
@@ -337,33 +364,58 @@ static bool all_used(const rst_json_cut *cuts, uint32_t count)
     return true;
 }
 
-/* The attempt with long strings left out.  True when it holds. */
-static bool without_long_strings(rst_json_reader *reader, const char *text, size_t size,
-                                 rst_json_use *use, void *context)
+/* Bytes of the shortest entry and the ',' behind it: a text has no more entries than that gives. */
+#define ENTRY_SIZE_MIN sizeof "[0,0,null]"
+
+static bool reserve_entries(rst_json_reader *reader, size_t size)
 {
-    uint32_t count = rst_json_find_cuts(text, size, reader->cuts);
+    size_t room = size / ENTRY_SIZE_MIN + 1;
+    return !reader->lists_too || rst_json_reserve(&reader->entries, room * sizeof(rst_json_entry));
+}
+
+/* The attempt with long strings and lists left out.  RST_OK when it holds; of its errors only
+ * RST_ERR_MEMORY means something. */
+static int without_long_parts(rst_json_reader *reader, const char *text, size_t size,
+                              rst_json_use *use, void *context)
+{
+    rst_json_entries entries = {.items = (rst_json_entry *)(void *)reader->entries.bytes,
+                                .room = (uint32_t)(size / ENTRY_SIZE_MIN + 1)};
+    uint32_t count =
+        rst_json_find_cuts(text, size, reader->cuts, reader->lists_too ? &entries : NULL);
     size_t shortened_size = rst_json_shortened_size(size, reader->cuts, count);
-    if (count == 0 || !rst_json_reserve(&reader->shortened, shortened_size)) {
-        return false;
+    if (count == 0) {
+        return RST_ERR_SYNTAX;
+    }
+    if (!rst_json_reserve(&reader->shortened, shortened_size)) {
+        return RST_ERR_MEMORY;
     }
     rst_json_shorten(text, size, reader->cuts, count, reader->shortened.bytes);
     rst_json json = {.text = reader->shortened.bytes,
                      .size = shortened_size,
                      .cuts = reader->cuts,
-                     .cut_count = count};
-    return open_text(reader, &json, NULL) == RST_OK && use(context, &json, 0, NULL) == RST_OK &&
-           all_used(reader->cuts, count);
+                     .cut_count = count,
+                     .entries = entries.items};
+    int code = open_text(reader, &json, NULL);
+    if (!code) {
+        code = use(context, &json, 0, NULL);
+    }
+    return code || all_used(reader->cuts, count) ? code : RST_ERR_SYNTAX;
 }
 
 int rst_json_with(rst_json_reader *reader, const char *text, size_t size, rst_json_use *use,
                   void *context, rst_error *error)
 {
-    if (without_long_strings(reader, text, size, use, context)) {
-        return RST_OK;
+    int code = reserve_entries(reader, size) ? without_long_parts(reader, text, size, use, context)
+                                             : RST_ERR_MEMORY;
+    if (code == RST_ERR_MEMORY) {
+        return no_memory(error, size);
     }
-    rst_json json = {.text = text, .size = size};
-    int code = open_text(reader, &json, error);
-    return code ? code : use(context, &json, 0, error);
+    if (code) {
+        rst_json json = {.text = text, .size = size};
+        code = open_text(reader, &json, error);
+        code = code ? code : use(context, &json, 0, error);
+    }
+    return code;
 }
 
 /* ---------------------------------------------------------------- walking */
@@ -385,6 +437,19 @@ const char *rst_json_kind(const rst_json *json, rst_json_node node)
     default:
         return "a number";
     }
+}
+
+const rst_json_entry *rst_json_entry_list(const rst_json *json, rst_json_node array,
+                                          uint32_t *count)
+{
+    for (uint32_t i = 0; i < json->cut_count; i++) {
+        const rst_json_cut *cut = &json->cuts[i];
+        if (cut->is_list && cut->place == rst_json_offset(json, array)) {
+            *count = cut->count;
+            return json->entries + cut->first;
+        }
+    }
+    return NULL;
 }
 
 uint32_t rst_json_count(const rst_json *json, rst_json_node array)

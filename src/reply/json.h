@@ -60,15 +60,31 @@ typedef struct rst_json_buffer {
 /* Make room for `size` bytes; what was there is lost. */
 bool rst_json_reserve(rst_json_buffer *buffer, size_t size);
 
-/* A long string that was left out of the text, see cut.c. */
+/* What stands between the quotes of a long string or the brackets of a list and was left out of the
+ * text, see cut.c. */
 typedef struct rst_json_cut {
-    size_t place; /* of its opening quote in the shortened text */
+    size_t place; /* of the opening quote or bracket in the shortened text */
     const char *text;
     size_t size;
     bool used;
+    bool is_list;
+    uint32_t first; /* its entries, see rst_json_entry_list */
+    uint32_t count;
 } rst_json_cut;
 
-#define RST_JSON_CUT_MAX 16
+#define RST_JSON_CUT_MAX 32
+
+/* [logprob, id, text]; the text is passed over. */
+typedef struct rst_json_entry {
+    float logprob;
+    int32_t id;
+} rst_json_entry;
+
+typedef struct rst_json_entries {
+    rst_json_entry *items;
+    uint32_t count;
+    uint32_t room;
+} rst_json_entries;
 
 /* A valid document.  A value is named by its node: the number of its place. */
 typedef struct rst_json {
@@ -78,6 +94,7 @@ typedef struct rst_json {
     const uint32_t *ends; /* of a node that opens a bracket: the node that closes it */
     rst_json_cut *cuts;
     uint32_t cut_count;
+    const rst_json_entry *entries; /* of the lists that were cut */
 } rst_json;
 
 typedef uint32_t rst_json_node;
@@ -89,7 +106,10 @@ typedef struct rst_json_reader {
     rst_json_buffer ends;
     rst_json_buffer shortened;
     rst_json_buffer unescaped[2]; /* for rst_json_string's caller */
+    rst_json_buffer entries;
     rst_json_cut cuts[RST_JSON_CUT_MAX];
+    bool lists_too; /* leave out lists of tokens, too: "content" and "output_token_logprobs", of
+                       which only the latter is read, by rst_json_entry_list */
 } rst_json_reader;
 
 void rst_json_reader_free(rst_json_reader *reader); /* what it holds, not the struct itself */
@@ -102,9 +122,9 @@ typedef int rst_json_use(void *context, const rst_json *json, rst_json_node root
  * returns.
  *
  * `use` may be called twice, and must be able to start over: first with a text from which long
- * base64 strings are left out, so that they are not looked through twice.  That attempt counts only
- * when it succeeds and each of these strings was decoded (rst_json_long_string); what went wrong in
- * it is not reported.
+ * base64 strings are left out, so that they are not looked through twice, and with
+ * reader->lists_too lists of tokens.  That attempt counts only when it succeeds and each of these
+ * strings was decoded (rst_json_long_string); what went wrong in it is not reported.
  */
 int rst_json_with(rst_json_reader *reader, const char *text, size_t size, rst_json_use *use,
                   void *context, rst_error *error);
@@ -166,6 +186,10 @@ static inline rst_json_node rst_json_value(rst_json_node key)
 /* "an object", "a number", ... */
 const char *rst_json_kind(const rst_json *json, rst_json_node node);
 
+/* The entries of an array that was left out, *count of them; NULL when it was not. */
+const rst_json_entry *rst_json_entry_list(const rst_json *json, rst_json_node array,
+                                          uint32_t *count);
+
 /* Number of an array's elements. */
 uint32_t rst_json_count(const rst_json *json, rst_json_node array);
 
@@ -201,6 +225,9 @@ size_t rst_json_string_offset(const rst_json *json, rst_json_node node, size_t i
 /* Unescape `size` bytes of a string's inside, which must be valid; out has room for as many.
  * Returns the length, SIZE_MAX for half a surrogate pair. */
 size_t rst_json_unescape(const char *in, size_t size, char *out);
+
+/* Bytes of the escape at `in`, which begins with '\'; 0 when it is none. */
+size_t rst_json_escape_length(const char *in, size_t size);
 
 /* Offset of the first '\' that begins no escape; `size` when there is none. */
 size_t rst_json_bad_escape(const char *text, size_t size);

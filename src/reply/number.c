@@ -66,10 +66,13 @@ rst_json_number rst_json_double(const rst_json *json, rst_json_node node, double
 
 rst_json_number rst_json_unusual_float(const rst_json *json, rst_json_node node, float *value)
 {
-    double exact = 0;
-    if (rst_json_double(json, node, &exact) != RST_JSON_NUMBER_FINE) {
-        return RST_JSON_NOT_NUMBER;
-    }
+    rst_json_number_text n = rst_json_number_text_of(json, node);
+    return rst_json_begins_number(n.text[0]) ? rst_json_exact_float(n, value) : RST_JSON_NOT_NUMBER;
+}
+
+rst_json_number rst_json_exact_float(rst_json_number_text n, float *value)
+{
+    double exact = rst_json_exact_double(n.text, rst_json_number_end(n.text, 0, n.room));
     if (fabs(exact) >= FLOAT_OVERFLOW && !isinf(exact)) {
         return RST_JSON_OUT_OF_RANGE;
     }

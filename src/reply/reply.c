@@ -135,7 +135,10 @@ static int count_tokens(reading *r)
     if (code) {
         return code;
     }
-    r->n = rst_json_count(r->json, r->fields[FIELD_TOKENS]);
+    r->entries = rst_json_entry_list(r->json, r->fields[FIELD_TOKENS], &r->n);
+    if (!r->entries) {
+        r->n = rst_json_count(r->json, r->fields[FIELD_TOKENS]);
+    }
     return r->n <= RST_TOKEN_COUNT_MAX
                ? RST_OK
                : rst_fail(r->error, RST_ERR_LIMIT, rst_reply_fields[FIELD_TOKENS],
@@ -145,6 +148,13 @@ static int count_tokens(reading *r)
 static int fill_tokens(reading *r)
 {
     uint32_t i = 0;
+    for (; r->entries && i < r->n; i++) {
+        r->slots.token_ids[i] = r->entries[i].id;
+        r->slots.token_logprobs[i] = r->entries[i].logprob;
+    }
+    if (r->entries) {
+        return RST_OK;
+    }
     for (rst_json_node node = rst_json_begin(r->json, r->fields[FIELD_TOKENS]);
          node != RST_JSON_NONE; node = rst_json_next(r->json, node), i++) {
         int code = rst_reply_read_entry(r, FIELD_TOKENS, node, i, -1, &r->slots.token_ids[i],
@@ -200,6 +210,9 @@ static int choose_form(const reading *r, const reply_form **form)
 
 static int bad_value(const reading *r, const reply_form *form, const rst_bad_value *bad)
 {
+    if (r->entries) { /* the whole text is read next, and says where it is */
+        return RST_ERR_VALUE;
+    }
     if (bad->array == RST_BAD_TOKEN_ID || bad->array == RST_BAD_TOKEN_LOGPROB) {
         rst_json_node node = rst_json_element(r->json, r->fields[FIELD_TOKENS], bad->index);
         return bad_at(r, RST_ERR_VALUE, FIELD_TOKENS, rst_json_offset(r->json, node),
@@ -402,7 +415,11 @@ rst_json_reader *rst_reply_reader(rst_record *record)
         record->scratch = calloc(1, sizeof(rst_json_reader));
         record->scratch_free = record->scratch ? free_reader : NULL;
     }
-    return record->scratch;
+    rst_json_reader *reader = record->scratch;
+    if (reader) {
+        reader->lists_too = true;
+    }
+    return reader;
 }
 
 int rst_reply_check_options(const rst_decode_options *options, rst_error *error)

@@ -73,8 +73,7 @@ static char plain_escape(char letter)
     return found ? meanings[found - letters] : '\0';
 }
 
-/* Bytes of the escape at `in`, which begins with '\'; 0 when it is none. */
-static size_t escape_length(const char *in, size_t size)
+size_t rst_json_escape_length(const char *in, size_t size)
 {
     uint32_t unit;
     if (size >= 2 && plain_escape(in[1])) {
@@ -115,7 +114,7 @@ size_t rst_json_bad_escape(const char *text, size_t size)
             return size;
         }
         at = (size_t)(found - text);
-        size_t length = escape_length(found, size - at);
+        size_t length = rst_json_escape_length(found, size - at);
         if (length == 0) {
             return at;
         }

@@ -83,19 +83,42 @@ static inline bool rst_json_take_exponent(rst_json_number_text *n, int *exponent
     return true;
 }
 
+/* Digits that are read of a number: as many as a fraction of 16 digits and what stands before it.
+ */
+#define RST_JSON_FRACTION_UNIT UINT64_C(10000000000000000)
+
 /*
+ * The float nearest to digits / RST_JSON_FRACTION_UNIT * 10^exponent, where `count` digits stood
+ * behind the point; those over 16 are left out.
+ *
  * What is wanted is the double nearest to the text, rounded to float.  The product below is off the
  * exact value by the digits that are left out, less than 10^-12 of it, and by three roundings.  A
  * double has 29 bits more than a float: as long as these are not near one half, every double that
  * close by rounds to the same float, and the nearest one is among them: the product is over 10^-35,
- * where floats have all their bits.  Near one half (once in ten thousand), and for spellings that
- * are rare, the answer is false, and the exact way must be taken.
+ * where floats have all their bits.  Near one half (once in ten thousand) the answer is
+ * false, and the exact way must be taken.
  */
-static inline bool rst_json_quick_float(rst_json_number_text n, float *value)
+static inline bool rst_json_round(uint64_t digits, int exponent, bool negative, size_t count,
+                                  float *value)
 {
     const uint64_t half = UINT64_C(1) << 28;
     const uint64_t near = UINT64_C(1) << 14; /* 10^-12 is below 2^13.2 of a double's last places */
-    const uint64_t unit = UINT64_C(10000000000000000);
+    double product =
+        (double)(int64_t)digits * rst_json_powers_of_ten[exponent - RST_JSON_EXPONENT_MIN];
+    uint64_t bits;
+    memcpy(&bits, &product, sizeof bits);
+    bool near_half = (bits & (2 * half - 1)) - (half - near) <= 2 * near;
+    if (near_half || digits < RST_JSON_FRACTION_UNIT / 10000) {
+        *value = negative ? -0.0f : 0.0f;
+        return digits == 0 && count <= 16;
+    }
+    *value = (float)(negative ? -product : product);
+    return true;
+}
+
+/* The float of a number; false for spellings that are rare, and near one half. */
+static inline bool rst_json_quick_float(rst_json_number_text n, float *value)
+{
     bool negative = n.text[0] == '-';
     if (n.size < 4 || n.size > RST_JSON_USUAL_SIZE || n.room <= RST_JSON_USUAL_SIZE) {
         return false;
@@ -121,21 +144,14 @@ static inline bool rst_json_quick_float(rst_json_number_text n, float *value)
     size_t count = (size_t)(n.text + n.size - first); /* digits of the fraction */
     uint64_t high = rst_json_first_digits(first, rst_json_keep_first[count < 16 ? 16 - count : 0]);
     uint64_t low = rst_json_first_digits(first + 8, rst_json_keep_first[24 - count]);
-    uint64_t digits = integer * unit + high * 100000000 + low;
-    double product =
-        (double)(int64_t)digits * rst_json_powers_of_ten[exponent - RST_JSON_EXPONENT_MIN];
-    uint64_t bits;
-    memcpy(&bits, &product, sizeof bits);
-    bool near_half = (bits & (2 * half - 1)) - (half - near) <= 2 * near;
-    if (near_half || digits < unit / 10000) {
-        *value = negative ? -0.0f : 0.0f;
-        return digits == 0 && count <= 16;
-    }
-    *value = (float)(negative ? -product : product);
-    return true;
+    uint64_t digits = integer * RST_JSON_FRACTION_UNIT + high * 100000000 + low;
+    return rst_json_round(digits, exponent, negative, count, value);
 }
 
 rst_json_number rst_json_unusual_float(const rst_json *json, rst_json_node node, float *value);
+
+/* The same of a number's text, without the quick way. */
+rst_json_number rst_json_exact_float(rst_json_number_text n, float *value);
 
 /* The number's double, rounded to float as Python's struct does it: a text over the range of double
  * is an infinity, a double over the range of float is RST_JSON_OUT_OF_RANGE. */
