@@ -1,4 +1,5 @@
 /* The record: where its arrays stand, which values it may hold, and that damage is told. */
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -166,6 +167,7 @@ static void each_damaged_field_is_named(void **state)
         {"finish", offsetof(rst_record_header, finish), 9, 1},
         {"finish_reason_size", offsetof(rst_record_header, finish_reason_size), 1, 2},
         {"temperature_scaled", offsetof(rst_record_header, temperature_scaled), 3, 1},
+        {"temperature", offsetof(rst_record_header, temperature), 0xBF800000, 4}, /* -1.0f */
         {"weight_version_number", offsetof(rst_record_header, weight_version_number), 5, 4},
         {"session_key", offsetof(rst_record_header, session_key), 77, 1},
         {"turn", offsetof(rst_record_header, turn), 6, 4},
@@ -333,6 +335,36 @@ static void every_set_agrees_with_the_portable_one(void **state)
     rst_simd_force("portable");
 }
 
+/* A temperature by which nothing can have been sampled is refused, from wherever it comes. */
+static void temperatures_that_a_record_may_not_hold(void **state)
+{
+    (void)state;
+    static const float bad[] = {-1.0f, -1e-30f, INFINITY, -INFINITY};
+    static const float good[] = {0.0f, -0.0f, 0.7f, FLT_MAX, NAN};
+    const rst_place place = {.session_key = (const uint8_t *)"0123456789abcdef"};
+    rst_record *record = rst_record_new();
+    const void *bytes;
+    size_t size;
+    rst_error error;
+    for (size_t i = 0; i < sizeof bad / sizeof *bad; i++) {
+        const rst_turn turn = {.temperature = bad[i]};
+        assert_code(RST_ERR_VALUE, rst_record_set(record, &turn, &error), error);
+        assert_string_equal(error.field, "temperature");
+        support_fill(record, 3, 2, 1, NULL, 0, "1");
+        rst_record_set_temperature(record, bad[i]);
+        assert_code(RST_ERR_VALUE, rst_record_complete(record, &place, &bytes, &size, &error),
+                    error);
+        assert_string_equal(error.field, "temperature");
+    }
+    for (size_t i = 0; i < sizeof good / sizeof *good; i++) {
+        support_fill(record, 3, 2, 1, NULL, 0, "1");
+        rst_record_set_temperature(record, good[i]);
+        assert_ok(rst_record_complete(record, &place, &bytes, &size, &error), error);
+        assert_ok(rst_record_check(bytes, size, place.session_key, 0, &error), error);
+    }
+    rst_record_free(record);
+}
+
 static void weight_versions_are_numbers_only_when_plain(void **state)
 {
     (void)state;
@@ -375,6 +407,7 @@ int main(void)
         cmocka_unit_test(values_that_a_record_may_not_hold),
         cmocka_unit_test(an_id_twice_is_found_in_every_pair_of_places),
         cmocka_unit_test(every_set_agrees_with_the_portable_one),
+        cmocka_unit_test(temperatures_that_a_record_may_not_hold),
         cmocka_unit_test(weight_versions_are_numbers_only_when_plain),
         cmocka_unit_test(every_code_has_a_name_and_a_text),
     };

@@ -271,6 +271,7 @@ static void wrong_turns_are_refused(void **state)
         {"[5,6,7]", "[5,-99999999999999999999]", 0, RST_ERR_VALUE, "request.input_ids", "-9999"},
         {"0.75", "\"0.75\"", 0, RST_ERR_TYPE, "request.temperature", "\"0.75\""},
         {"0.75", "1e39", 0, RST_ERR_VALUE, "request.temperature", "1e39"},
+        {"0.75", "-0.5", 0, RST_ERR_VALUE, "request.temperature", "-0.5"},
         {"0.75", "1e999", 0, RST_ERR_VALUE, "request.temperature", "1e999"},
         {"\"temperature\":0.75", "\"sampling_params\":{\"temperature\":[]}", 0, RST_ERR_TYPE,
          "request.sampling_params.temperature", "[]}"},

@@ -1,4 +1,6 @@
 /* Where a record's arrays stand, and how one is looked at. */
+#include <float.h>
+#include <math.h>
 #include <string.h>
 
 #include "../error.h"
@@ -197,6 +199,11 @@ static bool widths_agree(const rst_turn *turn, const rst_record_header *h, uint6
     return ragged == (turn->widths != NULL) && leading == h->null_prefix;
 }
 
+bool rst_temperature_possible(float temperature)
+{
+    return isnan(temperature) || (temperature >= 0 && temperature <= FLT_MAX);
+}
+
 int rst_check_turn(const rst_turn *turn, const rst_record_header *h, rst_error *error)
 {
     rst_bad_value bad;
@@ -215,6 +222,9 @@ int rst_check_turn(const rst_turn *turn, const rst_record_header *h, rst_error *
             return rst_fail(error, RST_ERR_CORRUPT, "prompt_ids",
                             "record: prompt_ids[%u]: an id below 0", i);
         }
+    }
+    if (!rst_temperature_possible(turn->temperature)) {
+        return corrupt(error, "temperature", "neither NaN nor finite and at least 0");
     }
     if (h->weight_version_number !=
         rst_decimal_version(turn->weight_version, turn->weight_version_size)) {

@@ -181,12 +181,24 @@ static int check_arrays(const rst_turn *turn, rst_error *error)
     return RST_OK;
 }
 
+static int check_temperature(float temperature, rst_error *error)
+{
+    return rst_temperature_possible(temperature)
+               ? RST_OK
+               : rst_fail(error, RST_ERR_VALUE, "temperature",
+                          "temperature: a finite number from 0 on is needed, got %g",
+                          (double)temperature);
+}
+
 int rst_record_set(rst_record *record, const rst_turn *turn, rst_error *error)
 {
     rst_error_clear(error);
     record->filled = false;
     int code = check_arrays(turn, error);
     rst_slots slots;
+    if (!code) {
+        code = check_temperature(turn->temperature, error);
+    }
     if (!code) {
         code = rst_record_begin(record, turn->token_count, turn->topk, &slots, error);
     }
@@ -312,6 +324,10 @@ int rst_record_complete(rst_record *record, const rst_place *place, const void *
         return rst_fail(error, RST_ERR_ARGUMENT, "record", "the record holds no turn");
     }
     rst_record_header *h = rst_record_header_of(record);
+    int code = check_temperature(h->temperature, error);
+    if (code) {
+        return code;
+    }
     h->turn = place->turn;
     h->prefix_count = place->prefix_count;
     h->trimmed_count = place->trimmed_count;
@@ -327,7 +343,7 @@ int rst_record_complete(rst_record *record, const rst_place *place, const void *
     uint64_t token_size = UINT64_C(4) * h->token_count;
     bool ragged = h->flags & RST_RECORD_RAGGED;
     uint64_t arrays_end = ragged ? o.widths + token_size : o.topk_logprobs + token_size * h->topk;
-    int code = reserve(record, o.end, (size_t)arrays_end, error);
+    code = reserve(record, o.end, (size_t)arrays_end, error);
     if (code) {
         return code;
     }

@@ -43,6 +43,9 @@ struct rst_record {
     void (*scratch_free)(void *scratch);
 };
 
+/* A temperature is NaN where it is not known, else at least 0 and finite. */
+bool rst_temperature_possible(float temperature);
+
 /* The arrays of a record that is being filled. */
 typedef struct rst_slots {
     int32_t *token_ids;    /* [n] */

@@ -277,6 +277,9 @@ static int read_temperature(const line_reading *l, const rst_json_node *request)
     if (number != RST_JSON_NUMBER_FINE || !isfinite(temperature)) {
         return fail_at_node(l, RST_ERR_VALUE, field, node, "does not fit a float32");
     }
+    if (temperature < 0) {
+        return fail_at_node(l, RST_ERR_VALUE, field, node, "is below 0");
+    }
     rst_record_set_temperature(l->record, temperature);
     return RST_OK;
 }

@@ -65,7 +65,7 @@ typedef struct create_arguments {
 } create_arguments;
 /* clang-format off */
 #define CREATE_OPTIONS(a)                                                                          \
-    {.name = "capacity", .kind = OPTION_SIZE, .value = &(a).capacity_size},                        \
+    {.name = "capacity", .kind = OPTION_SIZE, .value = &(a).capacity_size, .min = 1},              \
     {.name = "durability", .kind = OPTION_CHOICE, .value = &(a).durability,                        \
      .choices = durability_choices},                                                               \
     {.name = "interval", .kind = OPTION_COUNT, .value = &(a).interval_ms, .max = UINT32_MAX},      \

@@ -161,7 +161,7 @@ static bool convert(const char *command_name, const arg_option *option, const ch
         wants = "a whole number";
         break;
     case OPTION_SIZE:
-        good = parse_size(text, option->value);
+        good = parse_size(text, option->value) && *(uint64_t *)option->value >= option->min;
         wants = "a size such as 64M, 2G or 1GiB";
         break;
     case OPTION_TIME:

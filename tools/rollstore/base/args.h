@@ -30,7 +30,7 @@ typedef struct arg_option {
     option_kind kind;
     void *value;
     const arg_choice *choices;
-    uint64_t min;
+    uint64_t min; /* OPTION_COUNT, OPTION_SIZE */
     uint64_t max; /* OPTION_COUNT; 0 means no limit */
 } arg_option;
 

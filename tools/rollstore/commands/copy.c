@@ -14,7 +14,7 @@ static int run(int argc, char **argv)
 {
     uint64_t capacity_size = 0;
     const arg_option options[] = {
-        {.name = "capacity", .kind = OPTION_SIZE, .value = &capacity_size},
+        {.name = "capacity", .kind = OPTION_SIZE, .value = &capacity_size, .min = 1},
         {.name = NULL},
     };
     arg_operands operands;

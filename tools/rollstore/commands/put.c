@@ -1,3 +1,4 @@
+#include <float.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -197,6 +198,9 @@ static int run(int argc, char **argv)
     }
     if (a.prompt && a.prompt_file) {
         return fail_usage(argv[0], "--prompt and --prompt-file exclude each other");
+    }
+    if (a.temperature < 0 || a.temperature > (double)FLT_MAX) {
+        return fail_usage(argv[0], "--temperature %g: it takes a number from 0 on", a.temperature);
     }
     rst_record *record = rst_record_new();
     if (!record) {

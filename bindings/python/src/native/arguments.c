@@ -97,7 +97,18 @@ int native_optional_reward(PyObject *object, void *out)
 
 int native_optional_temperature(PyObject *object, void *out)
 {
-    return finite_double(object, "temperature", FLT_MAX, out);
+    double value = NAN;
+    if (!finite_double(object, "temperature", FLT_MAX, &value)) {
+        return 0;
+    }
+    if (value < 0) {
+        PyErr_Format(PyExc_ValueError, "temperature: a number from 0 on is needed, got %R", object);
+        return 0;
+    }
+    if (object != Py_None) {
+        *(double *)out = value;
+    }
+    return 1;
 }
 
 int native_uint32(PyObject *object, void *out)
