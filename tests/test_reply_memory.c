@@ -4,6 +4,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include <rollstore/proxy.h>
+
 #include "layout/record.h"
 #include "reply_texts.h"
 
@@ -268,6 +270,44 @@ static void every_allocation_of_writing_a_reply_can_fail(void **state)
     assert_true(refused > 3);
 }
 
+/* With everything that is copied, given apart and read: text, logprobs, the prompt's ids. */
+static void every_allocation_of_stripping_can_fail(void **state)
+{
+    (void)state;
+    rst_turn turn = made_turn(300, 32, 5);
+    char *reply = written_reply(&turn); /* its long strings are cut out first */
+    const char *meta = strchr(reply, '{') + 1;
+    char *text = text_of("{\"choices\":[{\"logprobs\":{\"content\":[{\"top_logprobs\":[1]}]},"
+                         "\"prompt_token_ids\":[1,2],\"prompt_token\\u005fids\":[3,4,5],%s",
+                         strstr(meta, "\"meta_info\""));
+    long refused = 0;
+    bool failed = true;
+    for (long i = 0; failed; i++) {
+        rst_answer answer;
+        rst_error error;
+        watch(i);
+        int code = rst_reply_strip(text, strlen(text),
+                                   RST_KEEP_LOGPROBS | RST_SPLIT_LOGPROBS | RST_KEEP_META_INFO,
+                                   &answer, &error);
+        unwatch();
+        failed = calls > i;
+        if (code) {
+            assert_code(RST_ERR_MEMORY, code, error);
+            assert_null(answer.text);
+            assert_null(answer.logprobs);
+            assert_null(answer.prompt_ids);
+            refused++;
+        } else {
+            assert_string_equal(answer.logprobs, "{\"content\":[{\"top_logprobs\":[]}]}");
+            assert_int_equal(answer.prompt_count, 3);
+        }
+        rst_answer_clear(&answer);
+    }
+    assert_true(refused > 5);
+    free(text);
+    free(reply);
+}
+
 /* A worker allocates once. */
 static void a_record_that_was_used_allocates_nothing(void **state)
 {
@@ -295,6 +335,7 @@ int main(void)
         cmocka_unit_test(every_allocation_of_decoding_can_fail),
         cmocka_unit_test(every_allocation_of_a_refusal_can_fail),
         cmocka_unit_test(every_allocation_of_writing_a_reply_can_fail),
+        cmocka_unit_test(every_allocation_of_stripping_can_fail),
         cmocka_unit_test(a_record_that_was_used_allocates_nothing),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
