@@ -46,8 +46,8 @@ static bool processor_can_run(const rst_simd *set)
         return __builtin_cpu_supports("avx2");
     }
     if (set == &rst_simd_avx512) {
-        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512cd") &&
-               __builtin_cpu_supports("avx512dq");
+        return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+               __builtin_cpu_supports("avx512cd") && __builtin_cpu_supports("avx512dq");
     }
 #endif
     return set == &rst_simd_portable;

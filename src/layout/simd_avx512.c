@@ -1,12 +1,12 @@
-/* Rows and checksums with AVX-512 (F, CD, DQ). */
+/* Rows and checksums with AVX-512 (F, BW, CD, DQ). */
 #if defined(__x86_64__)
 
 #ifdef __clang__
-#pragma clang attribute push(__attribute__((target("avx512f,avx512cd,avx512dq"))),                 \
+#pragma clang attribute push(__attribute__((target("avx512f,avx512bw,avx512cd,avx512dq"))),        \
                              apply_to = function)
 #else
 #pragma GCC push_options
-#pragma GCC target("avx512f,avx512cd,avx512dq")
+#pragma GCC target("avx512f,avx512bw,avx512cd,avx512dq")
 #endif
 
 #include <immintrin.h>
@@ -41,22 +41,46 @@ static bool suspicious(const int32_t *ids, const float *logprobs, uint32_t count
     return bad || _mm512_movepi32_mask(bits);
 }
 
-/* Each block against itself by the conflict instruction, and against each earlier block in all 16
- * rotations.  Lanes past the end hold numbers that no id has and that differ from one another.
- * block_count is a constant where it is called, so that everything stays in registers. */
-static inline __attribute__((always_inline)) bool repeats_in(const int32_t *ids, uint32_t count,
-                                                             uint32_t block_count)
+/* Lanes past the end hold numbers that no id has and that differ from one another. */
+static inline __m512i load_ids(const int32_t *ids, __mmask16 some)
 {
     const __m512i past =
         _mm512_setr_epi32(-16, -15, -14, -13, -12, -11, -10, -9, -8, -7, -6, -5, -4, -3, -2, -1);
+    return _mm512_mask_loadu_epi32(past, some, ids);
+}
+
+/* May an id stand twice among 17 to 32?  The low halves of all are compared, each with each: pairs
+ * of them turn against themselves, as they stand and swapped.  Never false when one does. */
+static inline bool low_halves_repeat(const int32_t *ids, uint32_t count)
+{
+    __m512i high = _mm512_slli_epi32(load_ids(ids + 16, lanes(16, count)), 16);
+    __m512i pairs = _mm512_mask_blend_epi16(0xAAAAAAAA, _mm512_loadu_si512(ids), high);
+    __m512i swapped = _mm512_rol_epi32(pairs, 16);
+    __m512i turned = pairs;
+    __mmask32 differ = _mm512_cmpneq_epi16_mask(pairs, swapped);
+    __mmask32 differ_swapped = 0xFFFFFFFF;
+#pragma GCC unroll 8
+    for (int turn = 0; turn < 8; turn++) { /* 9 to 15 are the same pairs again */
+        turned = _mm512_alignr_epi32(turned, turned, 1);
+        differ = _mm512_mask_cmpneq_epi16_mask(differ, pairs, turned);
+        differ_swapped = _mm512_mask_cmpneq_epi16_mask(differ_swapped, swapped, turned);
+    }
+    return (differ & differ_swapped) != 0xFFFFFFFF;
+}
+
+/* Each block against itself by the conflict instruction, and against each earlier block in all 16
+ * rotations.  block_count is a constant where it is called, so that everything stays in registers.
+ */
+static inline __attribute__((always_inline)) bool repeats_in(const int32_t *ids, uint32_t count,
+                                                             uint32_t block_count)
+{
     __m512i blocks[RST_ROW_COMPARED_MAX / 16];
     __m512i conflicts = _mm512_setzero_si512();
     __mmask16 met = 0;
 #pragma GCC unroll 4
     for (uint32_t b = 0; b < block_count; b++) {
-        __m512i block = b + 1 < block_count
-                            ? _mm512_loadu_si512(ids + 16 * b)
-                            : _mm512_mask_loadu_epi32(past, lanes(16 * b, count), ids + 16 * b);
+        __m512i block = b + 1 < block_count ? _mm512_loadu_si512(ids + 16 * b)
+                                            : load_ids(ids + 16 * b, lanes(16 * b, count));
         conflicts = _mm512_or_si512(conflicts, _mm512_conflict_epi32(block));
 #pragma GCC unroll 4
         for (uint32_t i = 0; i < b; i++) {
@@ -78,7 +102,7 @@ static bool repeats(const int32_t *ids, uint32_t count)
     case 1:
         return repeats_in(ids, count, 1);
     case 2:
-        return repeats_in(ids, count, 2);
+        return low_halves_repeat(ids, count) && repeats_in(ids, count, 2);
     case 3:
         return repeats_in(ids, count, 3);
     default:

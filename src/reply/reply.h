@@ -57,9 +57,9 @@ typedef struct reading {
     rst_json_node choice; /* of a chat reply, or RST_JSON_NONE */
     rst_json_node fields[FIELD_COUNT];
 
-    uint32_t n; /* tokens */
+    uint32_t n;                    /* tokens */
     const rst_json_entry *entries; /* [n], where the list of tokens was read as a whole; or NULL */
-    uint32_t k; /* slots of a token, known after measuring */
+    uint32_t k;                    /* slots of a token, known after measuring */
     rst_slots slots;
 
     /* Of the flat forms: the arrays begin at token null_prefix. */
