@@ -102,12 +102,12 @@ static void add_lists(reply_text *t, uint32_t count, uint64_t *seed, bool unusua
             i ? "," : "", unusual ? PICK(strings) : " tok", unusual ? PICK(integers) : "32,116",
             unusual ? PICK(floats) : "-0.31004142761230469");
     }
+    bool has_texts = unusual && next_number(seed) % 2 == 0;
     add(t, "]},\"meta_info\":{\"output_token_logprobs\":[");
     for (uint32_t i = 0; i < count; i++) {
-        bool text = unusual && next_number(seed) % 3 == 0;
         add(t, "%s[%s,%s,%s%s%s]", i ? "," : "", unusual ? PICK(floats) : "-1.8744543790817261",
-            unusual ? PICK(ids) : "129857", text ? "\"" : "", text ? PICK(strings) : "null",
-            text ? "\"" : "");
+            unusual ? PICK(ids) : "129857", has_texts ? "\"" : "",
+            has_texts ? PICK(strings) : "null", has_texts ? "\"" : "");
     }
     add(t, "]");
 }

@@ -47,7 +47,8 @@ static void stop(const char *what)
 
 /* ---------------------------------------------------------------- the stages */
 
-/* Strings that were left out count as used: only the text's validity is asked for. */
+/* Strings that were left out count as used: only the text's validity is asked for.  Lists of tokens
+ * are read where they are left out. */
 static int use_nothing(void *context, const rst_json *json, rst_json_node root, rst_error *error)
 {
     (void)context;
@@ -61,6 +62,7 @@ static int use_nothing(void *context, const rst_json *json, rst_json_node root, 
 
 static void stage_json(stages *s)
 {
+    s->reader.lists_too = true;
     if (rst_json_with(&s->reader, s->reply, s->size, use_nothing, NULL, NULL)) {
         stop("the reply is no JSON");
     }
