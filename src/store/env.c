@@ -56,7 +56,10 @@ int rst_store_usable(const rst_store *store, bool to_write, rst_error *error)
                         store->path);
     }
     if (to_write && store->flags & RST_OPEN_READ_ONLY) {
-        return rst_fail(error, RST_ERR_READ_ONLY, NULL, "%s was opened read-only", store->path);
+        return rst_fail(error, RST_ERR_READ_ONLY, NULL,
+                        "%s was opened read-only: to write, open it without RST_OPEN_READ_ONLY (in "
+                        "Python with mode \"w\")",
+                        store->path);
     }
     return RST_OK;
 }

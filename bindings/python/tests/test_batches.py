@@ -226,6 +226,8 @@ def test_errors_of_a_batch_name_the_session(recorded: rollstore.Store):
             snapshot.batch([3])  # type: ignore[list-item]
         with pytest.raises(TypeError, match="a list of sessions"):
             snapshot.batch(ids[0])
+        with pytest.raises(TypeError, match="a list of sessions"):
+            snapshot.batch(b"ab")  # type: ignore[arg-type]
 
 
 def test_a_batch_of_nothing_is_empty(store: rollstore.Store):

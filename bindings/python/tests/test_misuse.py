@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import multiprocessing
 import os
@@ -86,41 +87,54 @@ def test_exceptions_survive_a_pickle(name: str):
 # ---------------------------------------------------------------- closed things
 
 
+def public(thing: object) -> set[str]:
+    return {name for name in dir(type(thing)) if not name.startswith("_")}
+
+
 def test_a_closed_store_says_so(store: rollstore.Store, tmp_path: Path):
     consumer = store.consumer("c")
+    store.put_reply("s", 0, make_text(1, 1))
+    store.seal("s")
+    leases = list(consumer.take())
     store.close()
     store.close()
-    calls: list[Callable[[], object]] = [
-        lambda: store.put_reply("s", 0, b""),
-        lambda: store.put("s", 0, **make_arrays(1, 1)),
-        lambda: store.seal("s"),
-        lambda: store.restart("s"),
-        lambda: store.release("s"),
-        lambda: store.release_consumed(),
-        lambda: store.ingest([make_text(1, 1)]),
-        lambda: store.changes().apply(),
-        lambda: store.snapshot(),
-        lambda: store.wait(timeout=0),
-        lambda: list(store.sealed(timeout=0)),
-        lambda: store.stat(),
-        lambda: store.verify(),
-        lambda: store.sync(),
-        lambda: store.clear_readers(),
-        lambda: store.copy(tmp_path / "copy"),
-        lambda: store.map_address,
-        lambda: store.map_size,
-        lambda: store.consumer("c"),
-        lambda: store.consumers(),
-        lambda: consumer.take(timeout=0),
-        lambda: consumer.place(),
-        lambda: consumer.commit(b""),
-        lambda: consumer.resume(b""),
-        lambda: consumer.stat(),
-        lambda: consumer.drop(),
-    ]
-    for number, call in enumerate(calls):
-        if number == 6:
-            continue
+    calls: dict[str, Callable[[], object]] = {
+        "aio": lambda: asyncio.run(store.aio.put_reply("s", 0, make_text(1, 1))),
+        "put_reply": lambda: store.put_reply("s", 0, make_text(1, 1)),
+        "put": lambda: store.put("s", 0, **make_arrays(1, 1)),
+        "seal": lambda: store.seal("s"),
+        "restart": lambda: store.restart("s"),
+        "release": lambda: store.release("s"),
+        "release_consumed": lambda: store.release_consumed(),
+        "ingest": lambda: store.ingest([]),
+        "changes": lambda: store.changes().apply(),
+        "snapshot": lambda: store.snapshot(),
+        "wait": lambda: store.wait(timeout=0),
+        "sealed": lambda: list(store.sealed(timeout=0)),
+        "stat": lambda: store.stat(),
+        "verify": lambda: store.verify(),
+        "sync": lambda: store.sync(),
+        "clear_readers": lambda: store.clear_readers(),
+        "copy": lambda: store.copy(tmp_path / "copy"),
+        "map_address": lambda: store.map_address,
+        "map_size": lambda: store.map_size,
+        "consumer": lambda: store.consumer("c"),
+        "consumers": lambda: store.consumers(),
+    }
+    assert calls.keys() == public(store) - {"close", "closed", "mode", "path", "read_only"}
+    of_consumer: dict[str, Callable[[], object]] = {
+        "take": lambda: consumer.take(timeout=0),
+        "acknowledge": lambda: consumer.acknowledge(leases),
+        "give_back": lambda: consumer.give_back(leases),
+        "renew": lambda: consumer.renew(leases),
+        "place": lambda: consumer.place(),
+        "commit": lambda: consumer.commit(b""),
+        "resume": lambda: consumer.resume(b""),
+        "stat": lambda: consumer.stat(),
+        "drop": lambda: consumer.drop(),
+    }
+    assert of_consumer.keys() == public(consumer) - {"name", "store"}
+    for call in (*calls.values(), *of_consumer.values()):
         with pytest.raises(rollstore.ClosedError, match="is closed"):
             call()
     assert store.closed and "closed" in repr(store)
@@ -291,6 +305,12 @@ def test_a_store_that_was_deleted_says_so(store: rollstore.Store, path: Path):
     assert (ids == make_arrays(3, 2)["topk_ids"]).all()
     del ids
     snapshot.close()
+
+
+def test_writing_to_a_store_that_was_opened_to_read_says_how_to_open_it(path: Path):
+    rollstore.open(path, "x").close()
+    with rollstore.open(path) as reader, pytest.raises(rollstore.ReadOnlyError, match='mode "w"'):
+        reader.put_reply("s", 0, make_text(1, 1))
 
 
 def test_reading_and_writing_at_a_time_is_refused_in_one_process(path: Path):

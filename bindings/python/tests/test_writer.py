@@ -383,7 +383,7 @@ def test_a_reward_is_a_finite_number_or_none(store: rollstore.Store, reward: Any
     assert store.seal("s", reward=-1e300)
 
 
-@pytest.mark.parametrize("temperature", [float("nan"), float("-inf"), 1e39, "hot"])
+@pytest.mark.parametrize("temperature", [float("nan"), float("-inf"), 1e39, -1, -1e-9, "hot"])
 def test_a_temperature_is_a_float32_or_none(temperature: Any):
     with pytest.raises((TypeError, ValueError), match="temperature|must be real"):
         rollstore.decode(make_text(1, 1), temperature=temperature)
@@ -418,6 +418,8 @@ def test_a_session_id_may_be_any_text_and_any_bytes(store: rollstore.Store):
             assert found.key == rollstore.session_key(name)
     with pytest.raises(TypeError, match="session"):
         store.put_reply(3, 0, make_text(1, 1))  # type: ignore[arg-type]
+    with pytest.raises(rollstore.ArgumentError, match="session: half of a surrogate pair"):
+        store.put_reply("half \ud800", 0, make_text(1, 1))
 
 
 # ---------------------------------------------------------------- decoded turns

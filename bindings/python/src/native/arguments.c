@@ -24,6 +24,13 @@ bool native_bytes_from(PyObject *object, const char *name, native_bytes *out)
         PyErr_Clear();
         out->owner = PyUnicode_AsEncodedString(object, "utf-8", "surrogateescape");
         if (!out->owner) {
+            if (PyErr_ExceptionMatches(PyExc_UnicodeEncodeError)) {
+                PyErr_Clear();
+                native_raise_new(RST_ERR_ARGUMENT, name,
+                                 "%s: half of a surrogate pair is in it, which UTF-8 has no bytes "
+                                 "for",
+                                 name);
+            }
             return false;
         }
     } else {

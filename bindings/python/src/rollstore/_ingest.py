@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rollstore import _rollstore
-from rollstore._errors import RollstoreError
+from rollstore._errors import ClosedError, RollstoreError
 
 if TYPE_CHECKING:
     from rollstore._store import Store
@@ -101,6 +101,8 @@ def ingest(
     strict: bool,
 ) -> Ingested:
     """See Store.ingest."""
+    if store.closed:
+        raise ClosedError(f"{store.path} is closed", kind="closed")
     work = _Ingest(store, timeout, strict)
     for number, line in _numbered(source):
         try:
