@@ -397,7 +397,7 @@ static void faults_are_told_with_their_place(void **state)
         {"{}{}", 2, "after the document's end"},
         {"{} x", 3, "closes no bracket"},
         {"   ", 0, "no value"},
-        {"\xEF\xBB\xBF{}", 0, "no JSON value"},
+        {"\xEF\xBB\xBF{}", 0, "byte order mark"},
         {"[\"a\"b]", 4, "',' or ']'"},
     };
     for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {

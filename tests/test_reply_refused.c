@@ -1,4 +1,6 @@
 /* Each thing that may be wrong with a reply, one at a time. */
+#include <math.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -35,7 +37,8 @@ static void wrong_types_and_values_are_refused_where_they_stand(void **state)
         {"[-0.5,11,null]", "[-0.5,-1,null]", RST_ERR_VALUE, "output_token_logprobs", "[-0.5,-1"},
         {"[-0.5,11,null]", "[0.5,11,null]", RST_ERR_VALUE, "output_token_logprobs", "[0.5,11"},
         {"[-0.5,11,null]", "[1e999,11,null]", RST_ERR_VALUE, "output_token_logprobs", "[1e999"},
-        {"[-0.5,11,null]", "[-1e300,11,null]", RST_ERR_VALUE, "output_token_logprobs", "-1e300"},
+        {"[-0.5,11,null]", "[1e300,11,null]", RST_ERR_VALUE, "output_token_logprobs", "[1e300"},
+        {"[-0.5,11,null]", "[1e999,11,null]", RST_ERR_VALUE, "output_token_logprobs", "[1e999"},
         {TOKENS, "\"output_token_logprobs\":{}", RST_ERR_TYPE, "output_token_logprobs", "{},"},
 
         {"\"AQAAAAIAAAADAAAABAAAAA==\"", "[1,2,3,4]", RST_ERR_TYPE,
@@ -203,6 +206,73 @@ static void support_lists_are_checked(void **state)
     refuse_each(cases, sizeof cases / sizeof *cases, &support);
 }
 
+/* The rule for numbers over the range of float or double is one: they are infinities. */
+static void a_logprob_over_a_floats_range_is_infinite(void **state)
+{
+    (void)state;
+    static const char *const low[] = {"-1e39", "-3.5e38", "-1e300", "-1e400", "-1e999"};
+    static const char *const high[] = {"1e39", "1e300", "1e400"};
+    rst_record *record = rst_record_new();
+    rst_error error;
+    rst_turn turn;
+    for (size_t i = 0; i < sizeof low / sizeof *low; i++) {
+        char entry[64];
+        snprintf(entry, sizeof entry, "[%s,11,null]", low[i]);
+        char *meta = replaced(BASE64, "[-0.5,11,null]", entry);
+        char *text = chat(meta);
+        assert_ok(rst_record_decode(record, text, strlen(text), &flat, &error), error);
+        rst_record_view(record, &turn);
+        assert_true(isinf(turn.token_logprobs[0]) && turn.token_logprobs[0] < 0);
+        free(text);
+        free(meta);
+    }
+    for (size_t i = 0; i < sizeof high / sizeof *high; i++) {
+        char entry[64];
+        snprintf(entry, sizeof entry, "[%s,11,null]", high[i]);
+        char *meta = replaced(BASE64, "[-0.5,11,null]", entry);
+        char *text = chat(meta);
+        refuse_text(text, &flat, RST_ERR_VALUE, "output_token_logprobs", &error);
+        assert_non_null(strstr(error.message, "+inf"));
+        free(text);
+        free(meta);
+    }
+    rst_record_free(record);
+}
+
+static void a_byte_order_mark_is_told(void **state)
+{
+    (void)state;
+    static const char *const texts[] = {"\xEF\xBB\xBF{}", " \xEF\xBB\xBF{}", "\xEF\xBB\xBF"};
+    rst_record *record = rst_record_new();
+    rst_error error;
+    for (size_t i = 0; i < sizeof texts / sizeof *texts; i++) {
+        char id[RST_SESSION_ID_SIZE_MAX];
+        size_t id_size;
+        rst_line line;
+        size_t size = strlen(texts[i]);
+        assert_code(RST_ERR_SYNTAX, rst_record_decode(record, texts[i], size, NULL, &error), error);
+        assert_non_null(strstr(error.message, "byte order mark"));
+        assert_code(RST_ERR_SYNTAX, rst_line_decode(record, texts[i], size, 0, &line, &error),
+                    error);
+        assert_non_null(strstr(error.message, "byte order mark"));
+        assert_code(RST_ERR_SYNTAX, rst_line_session(texts[i], size, id, &id_size, &error), error);
+        assert_non_null(strstr(error.message, "byte order mark"));
+    }
+    rst_record_free(record);
+}
+
+/* A native reply has one choice. */
+static void a_choice_that_is_not_there_is_refused(void **state)
+{
+    (void)state;
+    rst_decode_options seventh = flat;
+    seventh.choice = 7;
+    refuse_text("{\"meta_info\":{" BASE64 "}}", &seventh, RST_ERR_MISSING, "choices", NULL);
+    char *text = chat(BASE64);
+    refuse_text(text, &seventh, RST_ERR_MISSING, "choices", NULL);
+    free(text);
+}
+
 static void options_out_of_range_are_refused(void **state)
 {
     (void)state;
@@ -233,6 +303,9 @@ int main(void)
         cmocka_unit_test(plain_arrays_are_checked),
         cmocka_unit_test(nested_lists_are_checked),
         cmocka_unit_test(support_lists_are_checked),
+        cmocka_unit_test(a_logprob_over_a_floats_range_is_infinite),
+        cmocka_unit_test(a_byte_order_mark_is_told),
+        cmocka_unit_test(a_choice_that_is_not_there_is_refused),
         cmocka_unit_test(options_out_of_range_are_refused),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

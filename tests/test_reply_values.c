@@ -21,9 +21,7 @@ static void assert_float(const char *text)
 {
     static const char *const tails[] = {"]", ",\"and enough text behind it\"]", " ]",
                                         " ,\"and enough text behind it\"]"};
-    double exact = strtod(text, NULL);
-    float want = (float)exact;
-    bool fits = isinf(exact) || !isinf(want);
+    float want = (float)strtod(text, NULL);
     for (size_t i = 0; i < 4; i++) {
         char document[512];
         float got = 1;
@@ -31,8 +29,8 @@ static void assert_float(const char *text)
         rst_error error = {0};
         const char *edge = at_the_edge(document, (size_t)size);
         int code = rst_json_with(&reader, edge, (size_t)size, read_float, &got, &error);
-        assert_int_equal(code, fits ? RST_JSON_NUMBER_FINE : RST_JSON_OUT_OF_RANGE);
-        if (fits && memcmp(&got, &want, 4)) {
+        assert_int_equal(code, RST_JSON_NUMBER_FINE);
+        if (memcmp(&got, &want, 4)) {
             fail_msg("%s is read as %a, not %a", text, (double)got, (double)want);
         }
     }

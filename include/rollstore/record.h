@@ -84,7 +84,9 @@ typedef struct rst_decode_options {
  * options: NULL means selected, flat, k from the reply, choice 0.
  * Errors: RST_ERR_SYNTAX to RST_ERR_TYPE with field and, where known, byte offset; RST_ERR_MEMORY,
  * RST_ERR_ARGUMENT, RST_ERR_LIMIT.  After an error the record is empty.  Memory use is bounded by
- * the reply's size and options.topk, whatever counts the reply claims.
+ * the reply's size and options.topk, whatever counts the reply claims.  With topk 0 the widest row
+ * of a nested or support reply is k for every token, so that a small reply can ask for
+ * RST_RECORD_SIZE_MAX bytes: name k where replies come from somebody who is not trusted.
  */
 RST_API int rst_record_decode(rst_record *record, const void *reply, size_t size,
                               const rst_decode_options *options, rst_error *error);

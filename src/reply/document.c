@@ -293,6 +293,10 @@ static int explain_frame(const char *text, const uint32_t *places, uint32_t coun
         return syntax(error, places[count - 1],
                       "cut, or followed by other bytes: what stands last closes no bracket");
     }
+    if (memcmp(text + places[0], RST_JSON_BYTE_ORDER_MARK, 1) == 0 &&
+        memcmp(text + places[0], RST_JSON_BYTE_ORDER_MARK, 3) == 0) { /* valid UTF-8 */
+        return syntax(error, places[0], "a byte order mark stands before it");
+    }
     return syntax(error, places[0], "no JSON value");
 }
 

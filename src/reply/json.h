@@ -235,13 +235,16 @@ size_t rst_json_bad_escape(const char *text, size_t size);
 /* Length of the well-formed UTF-8 sequence at `in`, 0 when there is none. */
 size_t rst_json_utf8_length(const char *in, size_t size);
 
+/* What some editors put before a text in UTF-8; JSON has no place for it. */
+#define RST_JSON_BYTE_ORDER_MARK "\xEF\xBB\xBF"
+
 /* ---------------------------------------------------------------- value.h */
 
 typedef enum rst_json_number {
     RST_JSON_NUMBER_FINE,
     RST_JSON_NOT_NUMBER,
     RST_JSON_NOT_INTEGER, /* has a fraction or an exponent */
-    RST_JSON_OUT_OF_RANGE /* does not fit: an int64_t; a float, as a finite double */
+    RST_JSON_OUT_OF_RANGE /* does not fit an int64_t */
 } rst_json_number;
 
 #ifdef __cplusplus

@@ -177,6 +177,9 @@ int rst_line_session(const void *line, size_t size, char *id, size_t *id_size, r
     rst_error_clear(error);
     *id_size = 0;
     size_t at = skip_blanks(l, 0);
+    if (size - at >= 3 && memcmp(l.text + at, RST_JSON_BYTE_ORDER_MARK, 3) == 0) {
+        return syntax(error, at, "a byte order mark stands before it");
+    }
     if (at < size && l.text[at] != '{') {
         return syntax(error, at, "the line is not an object");
     }

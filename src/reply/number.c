@@ -1,8 +1,6 @@
 /* The values of numbers, where the quick ways of value.h do not lead. */
 #include "value.h"
 
-#include <math.h>
-
 rst_json_number rst_json_unusual_int64(rst_json_number_text n, int64_t *value)
 {
     if (!rst_json_begins_number(n.text[0])) {
@@ -51,9 +49,6 @@ const uint64_t rst_json_keep_first[25] = {
     [15] = UINT64_C(0x00000000000000FF),
 };
 
-/* Every double from here on rounds to a float's infinity: FLT_MAX and half of its last place. */
-#define FLOAT_OVERFLOW 0x1.ffffffp127
-
 rst_json_number rst_json_double(const rst_json *json, rst_json_node node, double *value)
 {
     rst_json_number_text n = rst_json_number_text_of(json, node);
@@ -72,10 +67,6 @@ rst_json_number rst_json_unusual_float(const rst_json *json, rst_json_node node,
 
 rst_json_number rst_json_exact_float(rst_json_number_text n, float *value)
 {
-    double exact = rst_json_exact_double(n.text, rst_json_number_end(n.text, 0, n.room));
-    if (fabs(exact) >= FLOAT_OVERFLOW && !isinf(exact)) {
-        return RST_JSON_OUT_OF_RANGE;
-    }
-    *value = (float)exact;
+    *value = (float)rst_json_exact_double(n.text, rst_json_number_end(n.text, 0, n.room));
     return RST_JSON_NUMBER_FINE;
 }

@@ -77,11 +77,9 @@ int rst_reply_read_logprob(const reading *r, reply_field field, rst_json_node no
     switch (rst_json_float(r->json, node, logprob)) {
     case RST_JSON_NUMBER_FINE:
         return RST_OK;
-    case RST_JSON_OUT_OF_RANGE:
-        return bad_at(r, RST_ERR_VALUE, field, rst_json_offset(r->json, node), row, slot,
-                      "a logprob that is no float32");
     case RST_JSON_NOT_NUMBER:
     case RST_JSON_NOT_INTEGER:
+    case RST_JSON_OUT_OF_RANGE:
         break;
     }
     if (rst_json_first(r->json, node) == 'n') {

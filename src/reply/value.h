@@ -153,8 +153,8 @@ rst_json_number rst_json_unusual_float(const rst_json *json, rst_json_node node,
 /* The same of a number's text, without the quick way. */
 rst_json_number rst_json_exact_float(rst_json_number_text n, float *value);
 
-/* The number's double, rounded to float as Python's struct does it: a text over the range of double
- * is an infinity, a double over the range of float is RST_JSON_OUT_OF_RANGE. */
+/* The number's double, rounded to float.  One over the range of either is an infinity, which is how
+ * minus infinity is written in JSON. */
 static inline rst_json_number rst_json_float(const rst_json *json, rst_json_node node, float *value)
 {
     return rst_json_quick_float(rst_json_number_text_of(json, node), value)
