@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import threading
@@ -362,3 +363,68 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except FileNotFoundError:
         return False
+
+
+# ---------------------------------------------------------------- what happens meanwhile
+
+
+def full_store(folder: Path) -> Path:
+    """A store in which nothing more has room."""
+    path = folder / "full"
+    good("create", path, "--capacity", "1M")
+    lines = b"".join(recorded_session("s", 60, count=500))
+    done = tool("ingest", path, "--timeout", "0", "--jobs", "1", stdin=lines)
+    assert done.returncode == 1 and b"rollstore: full: " in done.stderr
+    return path
+
+
+def waiting_put(path: Path) -> subprocess.Popen[bytes]:
+    reply = reply_bytes(500, seed=1)
+    put = subprocess.Popen(
+        [TOOL, "put", path, "t", "0", "--timeout", "forever"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    )  # fmt: skip
+    assert put.stdin
+    put.stdin.write(reply)
+    put.stdin.close()
+    put.stdin = None
+    with pytest.raises(subprocess.TimeoutExpired):
+        put.wait(0.5)
+    return put
+
+
+def test_a_put_that_waits_for_space_ends_with_ctrl_c(folder: Path) -> None:
+    path = full_store(folder)
+    before = ls(path)
+    with waiting_put(path) as put:
+        put.send_signal(signal.SIGINT)
+        assert put.wait(30) == -signal.SIGINT
+    assert ls(path) == before
+    assert b" 0 faults" in good("verify", path)
+    good("release", path, "s", "--force")
+    good("put", path, "t", "0", stdin=reply_bytes())
+
+
+def test_a_put_that_waits_is_told_that_the_store_was_deleted(folder: Path) -> None:
+    path = full_store(folder)
+    with waiting_put(path) as put:
+        shutil.rmtree(path)
+        out, errors = put.communicate(timeout=30)
+    assert (put.returncode, out) == (1, b"")
+    assert errors.startswith(b"rollstore: gone: "), errors
+
+
+def test_ingest_is_told_that_the_store_was_deleted(store: Path) -> None:
+    with subprocess.Popen(
+        [TOOL, "ingest", store, "--jobs", "2"],
+        stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+    ) as ingest:  # fmt: skip
+        assert ingest.stdin
+        ingest.stdin.write(b"".join(recorded_session("s")))
+        ingest.stdin.flush()
+        wait_for(lambda: len(ls(store)) == 1)
+        shutil.rmtree(store)
+        _, errors = ingest.communicate(b"".join(recorded_session("t")), timeout=30)
+    assert ingest.returncode == 1
+    assert b"rollstore: gone: " in errors, errors
+    assert not store.exists()
