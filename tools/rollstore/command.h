@@ -77,8 +77,10 @@ typedef struct create_arguments {
     "  --durability D       memory: survives the process, not the machine (default);\n"            \
     "                       interval: synced every --interval MS; full: each commit\n"             \
     "  --interval MS        milliseconds of --durability interval (100)\n"                         \
-    "  --readers N          most snapshots open at once, all processes together (1024)\n"          \
-    "  --group              files for the owner's group too (0660), not only the owner\n"
+    "  --readers N          most snapshots open at once, all processes together\n"                 \
+    "                       (1024)\n"                                                              \
+    "  --group              files for the owner's group too (0660), not only the\n"                \
+    "                       owner\n"
 extern const arg_choice durability_choices[];
 rst_create_options create_options_of(const create_arguments *arguments);
 
@@ -99,8 +101,8 @@ typedef struct decode_arguments {
     {.name = "choice", .kind = OPTION_COUNT, .value = &(a).choice, .max = UINT32_MAX}
 /* clang-format on */
 #define DECODE_HELP                                                                                \
-    "  --mode MODE          selected: the engine's top-k (default); support: the support\n"        \
-    "                       of filtered sampling\n"                                                \
+    "  --mode MODE          selected: the engine's top-k (default); support: the\n"                \
+    "                       support of filtered sampling\n"                                        \
     "  --request FORM       flat: flat candidates were asked for (default); nested\n"              \
     "  -k, --top-k K        k that was asked for; support: most candidates of a row\n"             \
     "                       (taken from the reply)\n"                                              \

@@ -18,7 +18,8 @@ static const tool_command *const commands[] = {
 
 static const char *const exit_help =
     "Exit status: 0 done; 1 something failed, was refused or is faulty; 2 the command\n"
-    "line makes no sense.  Errors are lines \"rollstore: KIND: message\" on standard error.\n";
+    "line makes no sense.  Errors are lines \"rollstore: KIND: message\" on standard\n"
+    "error.\n";
 
 static const tool_command *find_command(const char *name)
 {
@@ -33,9 +34,12 @@ static const tool_command *find_command(const char *name)
 static int print_help(void)
 {
     output out = {0};
-    output_text(&out, "rollstore: engine replies of agent sessions, with their top-k candidates, "
-                      "in shared\nmemory: looked at, filled, checked and emptied.\n\n"
-                      "usage: rollstore COMMAND [OPTION...] ARGUMENT...\n\n");
+    output_text(&out,
+                "rollstore: engine replies of agent sessions, with their top-k candidates, in\n"
+                "shared memory: looked at, filled, checked and emptied.\n"
+                "\n"
+                "usage: rollstore COMMAND [OPTION...] ARGUMENT...\n"
+                "\n");
     for (size_t i = 0; i < COMMAND_COUNT; i++) {
         output_format(&out, "  %-10s %s\n", commands[i]->name, commands[i]->summary);
     }

@@ -3,8 +3,8 @@
 static const char help[] =
     "usage: rollstore copy STORE NEW [--capacity SIZE]\n"
     "\n"
-    "Copy a store, also one in use, to a new store at NEW: as it is at one moment, without\n"
-    "the space that releases left behind.\n"
+    "Copy a store, also one in use, to a new store at NEW: as it is at one moment,\n"
+    "without the space that releases left behind.\n"
     "\n"
     "  --capacity SIZE      of the copy: 64M, 2G, 1GiB (the same as the store's)\n"
     "\n"

@@ -4,8 +4,8 @@
 static const char help[] =
     "usage: rollstore create STORE [OPTION...]\n"
     "\n"
-    "Create a store.  Its whole capacity is taken from the file system at once, so that\n"
-    "it cannot run out later.\n"
+    "Create a store.  Its whole capacity is taken from the file system at once, so\n"
+    "that it cannot run out later.\n"
     "\n" CREATE_HELP "  --if-missing         a store that is there already is a success, and keeps "
     "its\n"
     "                       settings\n"

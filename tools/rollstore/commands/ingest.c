@@ -16,26 +16,29 @@
 static const char help[] =
     "usage: rollstore ingest STORE [FILE...] [OPTION...]\n"
     "\n"
-    "Store recorded sessions, one JSON object a line, from files or standard input (-):\n"
+    "Store recorded sessions, one JSON object a line, from files or standard input\n"
+    "(-):\n"
     "  {\"session_id\", \"turn\", \"request\", \"response\"}\n"
     "  {\"session_id\", \"end\": {\"status\", \"reward\", \"group_index\", \"index\"}}\n"
-    "Each refused line is named with its number and the reason; the others are stored.  A\n"
-    "session with a refused line is left open: its later lines are refused too.  The same\n"
-    "input again changes nothing.\n"
+    "Each refused line is named with its number and the reason; the others are\n"
+    "stored.  A session with a refused line is left open: its later lines are refused\n"
+    "too.  The same input again changes nothing.\n"
     "\n"
-    "  -j, --jobs N         processes that decode and store (the processors, at most 8)\n"
-    "  -k, --top-k K        k that every turn must have; of support turns, most candidates\n"
-    "                       of a row\n"
+    "  -j, --jobs N         processes that decode and store (the processors, at most\n"
+    "                       8)\n"
+    "  -k, --top-k K        k that every turn must have; of support turns, most\n"
+    "                       candidates of a row\n"
     "  --replace            lines take the place of other turns and outcomes\n"
     "  --timeout TIME       how long to wait for space when the store is full: 10\n"
     "                       (seconds, the default), 500ms, 5m, forever\n"
     "  --create             create the store when there is none, with:\n" CREATE_HELP
     "  --json               print the counts as a JSON object\n"
     "\n"
-    "Also exits with 1 when a line was refused or a worker was lost.  Ctrl-C stores what is\n"
-    "decoded, prints the counts and ends.\n"
+    "Also exits with 1 when a line was refused or a worker was lost.  Ctrl-C stores\n"
+    "what is decoded, prints the counts and ends.\n"
     "\n"
-    "example: rollstore ingest /dev/shm/run1 sessions.jsonl --jobs 8 --create --capacity 8G\n";
+    "example: rollstore ingest /dev/shm/run1 sessions.jsonl --jobs 8 --create \\\n"
+    "             --capacity 8G\n";
 
 #define JOBS_DEFAULT_MAX 8
 

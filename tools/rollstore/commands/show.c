@@ -16,11 +16,12 @@ static const char help[] =
     "  --turn N             the turn; SESSION is then taken as it stands\n"
     "  --key                SESSION is a session key, as ls --json shows it\n"
     "  --from N             begin at this token of the turn (0)\n"
-    "  -n, --limit N        at most N tokens of each turn, 0: all (10; of one turn 100)\n"
+    "  -n, --limit N        at most N tokens of each turn, 0: all (10; of one turn\n"
+    "                       100)\n"
     "  --json               one JSON object; dump has everything\n"
     "\n"
-    "The rank is that of the sampled token: 1 is the likeliest; >32 means that it is not\n"
-    "among 32 candidates; - that the engine gave none.\n"
+    "The rank is that of the sampled token: 1 is the likeliest; >32 means that it is\n"
+    "not among 32 candidates; - that the engine gave none.\n"
     "\n"
     "example: rollstore show /dev/shm/run1 swe-17/rollout-3:0\n";
 

@@ -9,11 +9,11 @@
 static const char help[] =
     "usage: rollstore stat STORE [OPTION...]\n"
     "\n"
-    "Show a store's capacity and use, its readers, sessions and consumers.  Costs no reading\n"
-    "of the data.\n"
+    "Show a store's capacity and use, its readers, sessions and consumers.  Costs no\n"
+    "reading of the data.\n"
     "\n"
-    "  --stalled-after TIME a consumer that leaves sessions waiting and did nothing for so\n"
-    "                       long counts as stalled (10m)\n"
+    "  --stalled-after TIME a consumer that leaves sessions waiting and did nothing for\n"
+    "                       so long counts as stalled (10m)\n"
     "  --json               one JSON object\n"
     "\n"
     "example: watch rollstore stat /dev/shm/run1\n";

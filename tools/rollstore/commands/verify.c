@@ -7,9 +7,9 @@
 static const char help[] =
     "usage: rollstore verify STORE [--json]\n"
     "\n"
-    "Read the whole store once: every checksum and value, every index against the others,\n"
-    "the totals, and each session's sample.  Prints one line for each fault.  Exit status 1\n"
-    "when there is one.  The store may be in use.\n"
+    "Read the whole store once: every checksum and value, every index against the\n"
+    "others, the totals, and each session's sample.  Prints one line for each fault.\n"
+    "Exit status 1 when there is one.  The store may be in use.\n"
     "\n"
     "  --json               one JSON object with the counts and the faults\n"
     "\n"
