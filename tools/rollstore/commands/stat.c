@@ -12,8 +12,8 @@ static const char help[] =
     "Show a store's capacity and use, its readers, sessions and consumers.  Costs no\n"
     "reading of the data.\n"
     "\n"
-    "  --stalled-after TIME a consumer that leaves sessions waiting and did nothing for\n"
-    "                       so long counts as stalled (10m)\n"
+    "  --stalled-after TIME a consumer that leaves sessions waiting and did nothing\n"
+    "                       for so long counts as stalled (10m)\n"
     "  --json               one JSON object\n"
     "\n"
     "example: watch rollstore stat /dev/shm/run1\n";
