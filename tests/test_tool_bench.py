@@ -20,13 +20,17 @@ def test_bench_tells_every_figure_and_leaves_nothing(tmp_path: Path) -> None:
     assert {"version", "base64", "cpu", "cache_size", "compiler"} < found.keys()
     stages = "memcpy_reply memcpy_record decode put put_reply check memcpys".split()
     names = [
-        f"{s}.{n}.{heat}" for s in stages for n in (500, 2000, 8000) for heat in ("hot", "cold")
+        f"{s}.{n}.{heat}"
+        for s in stages
+        for n in (500, 2000, 8000)
+        for heat in ("hot", "received", "cold")
     ]
     names += [f"{size}.{n}" for size in ("reply_size", "record_size") for n in (500, 2000, 8000)]
     names += "nested.decode.2000 nested.put_reply.2000 put_reply.2000.first_touch".split()
     names += "writers.1.puts writers.4.puts writers.4.p99".split()
     names += "view.10_sessions view.1000_sessions view_and_snapshot.10_sessions".split()
-    names += "batch.64x2000 batch.64x2000.two_threads batch.memcpy scale.used".split()
+    names += "one_read.1000_sessions put_small.10_sessions put_small.1000_sessions".split()
+    names += "batch.64x2000 batch.64x2000.two_threads batch.memcpy scale.used scale.file".split()
     assert set(names) <= found["figures"].keys()
     for name, figure in found["figures"].items():
         assert math.isfinite(figure["value"]) and figure["value"] > 0, name

@@ -92,7 +92,7 @@ def show_writing(c: Figures, python: Figures) -> None:
             python[f"plain.{n}"],
             12,
         )
-    for heat in ("hot", "cold"):
+    for heat in ("hot", "received", "cold"):
         for n in SIZES:
             copies = c[f"memcpy_reply.{n}.{heat}"] + c[f"memcpy_record.{n}.{heat}"]
             what = f"{n} tokens: put_reply in C / memcpy of reply and record, {heat}"
@@ -127,9 +127,8 @@ def show_writing(c: Figures, python: Figures) -> None:
 def show_others(c: Figures, python: Figures, stages: Figures) -> None:
     table = Table()
     table.at_least("base64 / libb64", stages["base64"], stages["libb64"], 15)
-    for heat in ("hot", "cold"):
-        what = f"put of a record, lock and all / memcpy, {heat}"
-        table.at_most(what, c[f"put.2000.{heat}"], c[f"memcpy_record.2000.{heat}"], 1.3)
+    what = "write lock held by a put / memcpy of the record"
+    table.at_most(what, stages["lock"], stages["lock_memcpy"], 1.3)
     one, four = c["writers.1.puts"], c["writers.4.puts"]
     what = "puts a second, four writers / one"
     table.add(what, f"{four:,.0f}/s", f"{one:,.0f}/s", four / one, ">= 1.5", four >= 1.5 * one)
@@ -231,7 +230,8 @@ def main() -> None:
     sessions = ["--sessions", options.sessions]
     bench = output_of([tool, "bench", "--json", *quick, *sessions, "--folder", options.folder])
     reply = run([tool, "bench", "--reply", "2000"]).stdout
-    stages = output_of([str(options.build / "tests/bench/bench-stages")], input=reply)
+    with tempfile.TemporaryDirectory(dir=options.folder) as own:
+        stages = output_of([str(options.build / "tests/bench/bench-stages"), own], input=reply)
     with tempfile.TemporaryDirectory(dir=options.folder) as own:
         paths = [sys.executable, str(HERE / "paths.py"), tool, own]
         python = output_of([*paths, *quick, *sessions])

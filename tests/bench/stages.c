@@ -1,12 +1,17 @@
 /* What the stages between a reply and its record cost, one by one, as one JSON object of
- * microseconds.  Standard input: a reply, as `rollstore bench --reply 2000` prints it. */
+ * microseconds.  Standard input: a reply, as `rollstore bench --reply 2000` prints it.  The
+ * argument is a folder for a store.
+ *
+ * How long a put holds the write lock is seen at LMDB's own calls: the linker leads the store's to
+ * the __wrap ones here. */
+#include <lmdb.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
 
 #include <b64/cdecode.h>
-#include <rollstore/record.h>
+#include <rollstore/store.h>
 
 #include "base64/base64.h"
 #include "layout/record.h"
@@ -14,6 +19,7 @@
 
 #define REPLY_SIZE_MAX (64u << 20)
 #define ROUNDS 401
+#define STANDING 160 /* turns in the store: more than any cache holds */
 
 typedef struct stages {
     char *reply;
@@ -24,6 +30,11 @@ typedef struct stages {
     rst_json_reader reader;
     rst_turn turn;
     int32_t *widths;
+    rst_record *record;
+    rst_store *store;
+    unsigned char *cold; /* memory of as many records */
+    size_t record_size;
+    unsigned round;
 } stages;
 
 static void stage_json(stages *s);
@@ -139,6 +150,96 @@ static double median_us(stages *s, void (*run)(stages *s))
     return times[ROUNDS / 2];
 }
 
+/* ---------------------------------------------------------------- the write lock */
+
+static double locked_at;
+static double locked_us;
+
+int __real_mdb_txn_begin(MDB_env *env, MDB_txn *parent, unsigned flags, MDB_txn **txn);
+int __real_mdb_txn_commit(MDB_txn *txn);
+int __wrap_mdb_txn_begin(MDB_env *env, MDB_txn *parent, unsigned flags, MDB_txn **txn);
+int __wrap_mdb_txn_commit(MDB_txn *txn);
+
+int __wrap_mdb_txn_begin(MDB_env *env, MDB_txn *parent, unsigned flags, MDB_txn **txn)
+{
+    int result = __real_mdb_txn_begin(env, parent, flags, txn);
+    if (!(flags & MDB_RDONLY)) {
+        locked_at = now_us();
+    }
+    return result;
+}
+
+int __wrap_mdb_txn_commit(MDB_txn *txn)
+{
+    int result = __real_mdb_txn_commit(txn);
+    locked_us = now_us() - locked_at;
+    return result;
+}
+
+/* Another turn in the place of the oldest: its pages are in no cache. */
+static void put_turn(stages *s)
+{
+    char name[32];
+    rst_error error;
+    if (s->round >= STANDING) {
+        int size = snprintf(name, sizeof name, "%u", s->round - STANDING);
+        if (rst_release(s->store, name, (size_t)size, 0, &error)) {
+            stop(error.message);
+        }
+    }
+    int size = snprintf(name, sizeof name, "%u", s->round++);
+    if (rst_put(s->store, name, (size_t)size, 0, s->record, 0, 0, &error)) {
+        stop(error.message);
+    }
+}
+
+/* memcpy of a record that was just made to memory that is in no cache. */
+static double copy_us(stages *s)
+{
+    unsigned char *to = s->cold + s->round % STANDING * s->record_size;
+    double begun = now_us();
+    memcpy(to, s->turn.token_ids, s->record_size);
+    return now_us() - begun;
+}
+
+static double median_of(double *times)
+{
+    qsort(times, ROUNDS, sizeof *times, compare);
+    return times[ROUNDS / 2];
+}
+
+static void measure_lock(stages *s, const char *folder)
+{
+    static double locked[ROUNDS];
+    static double copies[ROUNDS];
+    char path[256];
+    rst_error error;
+    rst_create_options create = {.capacity_size = (STANDING + 40) * s->record_size};
+    snprintf(path, sizeof path, "%s/lock", folder);
+    s->cold = calloc(STANDING, s->record_size);
+    if (!s->cold) {
+        stop("no memory");
+    }
+    memset(s->cold, 1, STANDING * s->record_size);
+    if (rst_store_open(path, RST_OPEN_CREATE | RST_OPEN_EXCLUSIVE, &create, &s->store, &error)) {
+        stop(error.message);
+    }
+    for (unsigned i = 0; i < 2 * STANDING; i++) { /* each page was touched before */
+        put_turn(s);
+    }
+    for (size_t i = 0; i < ROUNDS; i++) {
+        if (rst_record_decode(s->record, s->reply, s->size, NULL, &error)) {
+            stop(error.message);
+        }
+        put_turn(s);
+        locked[i] = locked_us;
+        copies[i] = copy_us(s);
+    }
+    rst_store_close(s->store, NULL);
+    free(s->cold);
+    printf(",\"lock\":%.2f,\"lock_memcpy\":%.2f", median_of(locked), median_of(copies));
+}
+
 /* ---------------------------------------------------------------- the reply */
 
 static void read_reply(stages *s)
@@ -161,9 +262,12 @@ static void read_reply(stages *s)
     s->decoded = malloc(s->base64_size + 1);
 }
 
-int main(void)
+int main(int count, char **arguments)
 {
     static stages s;
+    if (count != 2) {
+        stop("which folder?");
+    }
     read_reply(&s);
     rst_record *record = rst_record_new();
     rst_error error;
@@ -182,6 +286,9 @@ int main(void)
     for (size_t i = 0; i < sizeof all / sizeof *all; i++) {
         printf(",\"%s\":%.2f", all[i].name, median_us(&s, all[i].run));
     }
+    s.record = record;
+    s.record_size = sizeof(float) * s.turn.token_count * (2 + 2 * (size_t)s.turn.topk);
+    measure_lock(&s, arguments[1]);
     printf("}\n");
     free(s.widths);
     free(s.decoded);

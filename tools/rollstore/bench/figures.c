@@ -108,36 +108,36 @@ static bool is_stage(const char *name)
     for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
         size_t length = strlen(stages[i][0]);
         if (strncmp(name, stages[i][0], length) == 0 && name[length] == '.' &&
-            (strstr(name, ".hot") || strstr(name, ".cold"))) {
+            (strstr(name, ".hot") || strstr(name, ".received") || strstr(name, ".cold"))) {
             return true;
         }
     }
     return false;
 }
 
-static void print_value(output *out, double value)
+static void print_value(output *out, int width, double value)
 {
     if (isnan(value)) {
-        output_format(out, "%9s", "-");
+        output_format(out, "%*s", width, "-");
     } else {
-        output_format(out, "%9.*f", value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value);
+        output_format(out, "%*.*f", width, value < 9.995 ? 2 : value < 99.95 ? 1 : 0, value);
     }
 }
 
 static void print_stages(const bench *b, output *out)
 {
-    output_format(out, "%-32s%27s%27s\n", "flat base64 reply, k = 32", "all in cache (hot)",
-                  "nothing in cache (cold)");
+    output_format(out, "%-32s%21s%21s%21s\n", "flat base64 reply, k = 32", "hot: all cached",
+                  "received: reply is", "cold: nothing is");
     output_format(out, "%-32s", "median microseconds, of tokens:");
-    for (size_t i = 0; i < 6; i++) {
-        output_format(out, "%9u", sizes[i % 3]);
+    for (size_t i = 0; i < 9; i++) {
+        output_format(out, "%7u", sizes[i % 3]);
     }
     output_text(out, "\n");
     for (size_t i = 0; i < sizeof stages / sizeof *stages; i++) {
         output_format(out, "  %-30s", stages[i][1]);
-        for (size_t j = 0; j < 6; j++) {
-            print_value(
-                out, bench_get(b, "%s.%u.%s", stages[i][0], sizes[j % 3], j < 3 ? "hot" : "cold"));
+        for (size_t j = 0; j < 9; j++) {
+            static const char *const heats[] = {"hot", "received", "cold"};
+            print_value(out, 7, bench_get(b, "%s.%u.%s", stages[i][0], sizes[j % 3], heats[j / 3]));
         }
         output_text(out, "\n");
     }
@@ -152,7 +152,7 @@ static void print_targets(const bench *b, output *out)
         bool met = bench_met(t);
         missed += !met;
         output_format(out, "  %-44s", t->name);
-        print_value(out, t->value);
+        print_value(out, 9, t->value);
         output_format(out, "  %s %-8g", t->at_most ? "at most " : "at least", t->limit);
         output_text(out, met ? "met\n" : "FELL SHORT\n");
     }
@@ -171,7 +171,7 @@ void bench_print_table(const bench *b, output *out)
     for (size_t i = 0; i < b->figure_count; i++) {
         if (!is_stage(b->figures[i].name)) {
             output_format(out, "  %-44s", b->figures[i].name);
-            print_value(out, b->figures[i].value);
+            print_value(out, 9, b->figures[i].value);
             output_format(out, " %s\n", b->figures[i].unit);
         }
     }

@@ -6,6 +6,7 @@
 #include "bench.h"
 
 #define TOKENS 2000
+#define PARTS 8 /* the run's latency is told for each: of 32 GB, every 4 GB */
 
 typedef struct run {
     bench_store made;
@@ -60,19 +61,37 @@ static bool run_all(run *r)
     return true;
 }
 
+static double file_size(const run *r)
+{
+    char path[sizeof r->made.path + 16];
+    snprintf(path, sizeof path, "%s/data.mdb", r->made.path);
+    struct stat info;
+    return stat(path, &info) ? 0.0 : (double)info.st_blocks * 512.0;
+}
+
 static void report(bench *b, run *r)
 {
     /* The first filling of the store touches its pages: steady is what comes after it. */
     size_t skip = (size_t)r->standing * 5 / 4;
     size_t part = ((size_t)r->puts - skip) / 2;
-    double early = bench_quantile(r->times + skip, part, 0.5);
-    double late = bench_quantile(r->times + skip + part, part, 0.5);
     bench_add(b, "bytes", (double)b->scale_size, "scale.written");
     bench_add(b, "bytes", (double)b->scale_capacity_size, "scale.capacity");
+    for (size_t i = 0; i < PARTS; i++) {
+        size_t from = (size_t)r->puts / PARTS * i;
+        from = from < skip ? skip : from;
+        size_t to = (size_t)r->puts / PARTS * (i + 1);
+        if (from + 8 < to) {
+            bench_add(b, "us", bench_quantile(r->times + from, to - from, 0.5),
+                      "scale.put_reply.part_%zu_of_%d", i + 1, PARTS);
+        }
+    }
+    double early = bench_quantile(r->times + skip, part, 0.5);
+    double late = bench_quantile(r->times + skip + part, part, 0.5);
     bench_add(b, "us", early, "scale.put_reply.first_half");
     bench_add(b, "us", late, "scale.put_reply.second_half");
     bench_add(b, "us", bench_quantile(r->times + skip + part, part, 0.99), "scale.put_reply.p99");
     bench_add(b, "bytes", (double)r->used_late, "scale.used");
+    bench_add(b, "bytes", file_size(r), "scale.file");
     bench_at_most(b, late / early, 1.25, "scale: latency, second half / first");
     bench_at_most(b, (double)r->used_late / (double)r->used_early, 1.05,
                   "scale: pages used, end / middle");
