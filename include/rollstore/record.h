@@ -106,8 +106,8 @@ RST_API int rst_record_set(rst_record *record, const rst_turn *turn, rst_error *
 RST_API int rst_record_set_prompt(rst_record *record, const int32_t *ids, size_t count,
                                   rst_error *error);
 
-/* The request's sampling temperature; NaN when not known.  One below 0 or without end is refused when
- * the record is stored (RST_ERR_VALUE). */
+/* The request's sampling temperature; NaN when not known.  One below 0 or without end is refused
+ * when the record is stored (RST_ERR_VALUE). */
 RST_API void rst_record_set_temperature(rst_record *record, float temperature);
 
 /* Look at the record.  The pointers live until the record is filled again, stored or freed. */
