@@ -243,12 +243,26 @@ static void a_cut_text_makes_no_difference(void **state)
     }
 }
 
+/* first, 200 times next, last; malloc'd. */
+static char *repeated(const char *first, const char *next, const char *last)
+{
+    char *text = text_of("%s", first);
+    for (unsigned i = 0; i < 200; i++) {
+        char *longer = text_of("%s%s", text, next);
+        free(text);
+        text = longer;
+    }
+    char *whole = text_of("%s%s", text, last);
+    free(text);
+    return whole;
+}
+
 /* Texts where a list stands in a place that is none, or is none although it looks like one. */
 static void what_stands_around_a_list_counts(void **state)
 {
     (void)state;
     need_wide_set();
-    static const char entries[] = "\"output_token_logprobs\":[[-0.5,11,null],[-0.25,12,null]]";
+    char *entries = repeated("\"output_token_logprobs\":[[-0.5,11,null]", ",[-0.25,12,null]", "]");
     static const char *const frames[] = {
         "{\"meta_info\":{%s},\"p\":\"%s\"}",
         "{\"meta_info\":{\"a\":1%s},\"p\":\"%s\"}",
@@ -277,6 +291,7 @@ static void what_stands_around_a_list_counts(void **state)
         assert_same_both_ways(text, strlen(text));
         free(text);
     }
+    free(entries);
 }
 
 /* Brackets in a list count to the depth of nesting. */
@@ -290,7 +305,9 @@ static void a_list_may_be_too_deep(void **state)
         for (size_t i = 0; i < depth - 2; i++) {
             add(&made, "[");
         }
-        add(&made, "{\"content\":[{\"a\":[1,2]},{\"a\":[1,2]}],\"p\":\"%0300d\"}", 0);
+        char *list = repeated("[{\"a\":[1,2]}", ",{\"a\":[1,2]}", "]");
+        add(&made, "{\"content\":%s,\"p\":\"%0300d\"}", list, 0);
+        free(list);
         for (size_t i = 0; i < depth - 2; i++) {
             add(&made, "]");
         }

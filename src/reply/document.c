@@ -387,7 +387,8 @@ static int without_long_parts(rst_json_reader *reader, const char *text, size_t 
     uint32_t count =
         rst_json_find_cuts(text, size, reader->cuts, reader->lists_too ? &entries : NULL);
     size_t shortened_size = rst_json_shortened_size(size, reader->cuts, count);
-    if (count == 0) {
+    if (size - shortened_size <=
+        size / 4) { /* writing the rest anew would cost more than it saves */
         return RST_ERR_SYNTAX;
     }
     if (!rst_json_reserve(&reader->shortened, shortened_size)) {
