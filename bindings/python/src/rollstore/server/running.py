@@ -17,6 +17,11 @@ __all__ = ["serve"]
 
 log = logging.getLogger("rollstore.server")
 
+# A full collection looks at every object of every session, tens of milliseconds with 512 of them:
+# it waits for a moment without calls, and comes in spite of calls after _OVERDUE smaller ones.
+_THRESHOLDS = (1000, 2, 1_000_000)
+_DUE, _OVERDUE = 50, 5000
+
 
 async def serve(settings: Settings) -> None:
     """Until SIGTERM or SIGINT; the second one does not wait for running calls."""
@@ -41,7 +46,10 @@ async def serve(settings: Settings) -> None:
         # What was made until now stays: it need not be looked through again and again.
         gc.collect()
         gc.freeze()
+        gc.set_threshold(*_THRESHOLDS)
+        collecting = asyncio.ensure_future(collect(server))
         await stop.wait()
+        collecting.cancel()
         log.info("stopping: waiting for running calls")
         drained = asyncio.ensure_future(server.drain(settings.drain))
         at_once = asyncio.ensure_future(now.wait())
@@ -52,3 +60,12 @@ async def serve(settings: Settings) -> None:
                 await task
     finally:
         await runner.cleanup()
+
+
+async def collect(server: Server) -> None:
+    """For ever: what Python's smaller collections leave."""
+    while True:
+        await asyncio.sleep(1.0)
+        smaller = gc.get_count()[2]
+        if smaller >= _OVERDUE or (smaller >= _DUE and server.proxy.running == 0):
+            gc.collect()
