@@ -327,6 +327,73 @@ static void lists_of_free_pages(void **state)
     assert_int_equal(p.refused + p.reported, p.trials);
 }
 
+/* A list of transaction 0, which there never was, sorts first and is never used up. */
+static void number_free_list_0(damage_worker *w)
+{
+    const damage_fixture *f = w->f;
+    const unsigned char *metas[] = {f->bytes + 16, f->bytes + DAMAGE_PAGE + 16};
+    const unsigned char *meta = metas[get_u64(metas[0] + 128) < get_u64(metas[1] + 128)];
+    uint64_t root = get_u64(meta + 24 + 40);
+    if (damage_mine(w)) {
+        damage_say(w, "the first list of free pages is of transaction 0");
+        memset(w->file + root * DAMAGE_PAGE + get_u16(f->bytes + root * DAMAGE_PAGE + 16) + 8, 0,
+               8);
+        damage_read(w, 0);
+        damage_write(w, 0);
+        damage_restore(w);
+    }
+}
+
+static void a_list_of_free_pages_of_no_transaction(void **state)
+{
+    damage_progress p = damage_run(*state, number_free_list_0);
+    assert_int_equal(p.trials, 2);
+    assert_int_equal(p.refused, 2);
+}
+
+/* The entry that lies lowest in its page gets more than half of it, where LMDB would have given it
+ * pages of its own. */
+static void stretch_entries(damage_worker *w)
+{
+    enum { NODE_SIZE = 2040 };
+    const damage_fixture *f = w->f;
+    for (uint64_t page = 2; page < f->pages; page++) {
+        const unsigned char *bytes = f->bytes + page * DAMAGE_PAGE;
+        unsigned upper = get_u16(bytes + 14);
+        const unsigned char *node = bytes + upper;
+        if (!damage_is_tree_page(f, page) || get_u16(bytes + 10) != 2 || get_u16(node + 4) != 0) {
+            continue; /* no leaf, or a value in pages of its own */
+        }
+        size_t key_size = get_u16(node + 6);
+        size_t size = (8 + key_size + get_u16(node) + 1) / 2 * 2;
+        if (upper - get_u16(bytes + 12) < NODE_SIZE - size || !damage_mine(w)) {
+            continue;
+        }
+        damage_say(w, "an entry of page %llu has %d bytes", (unsigned long long)page, NODE_SIZE);
+        unsigned char *made = w->file + page * DAMAGE_PAGE;
+        const uint16_t moved = (uint16_t)(upper - (NODE_SIZE - size));
+        const uint16_t data_size = (uint16_t)(NODE_SIZE - 8 - key_size);
+        memmove(made + moved, node, 8 + key_size);
+        memcpy(made + moved, &data_size, sizeof data_size);
+        memcpy(made + 14, &moved, sizeof moved);
+        for (unsigned at = 16; at < get_u16(bytes + 12); at += 2) {
+            if (get_u16(bytes + at) == upper) {
+                memcpy(made + at, &moved, sizeof moved);
+            }
+        }
+        damage_read(w, 0);
+        damage_write(w, page);
+        damage_restore(w);
+    }
+}
+
+static void entries_that_are_too_large(void **state)
+{
+    damage_progress p = damage_run(*state, stretch_entries);
+    assert_true(p.trials >= 2);
+    assert_int_equal(p.refused, p.trials);
+}
+
 /* The size that the format entry gives the file must not cut it, or stretch it without end, when it
  * is opened for writing. */
 static void say_other_sizes(damage_worker *w)
@@ -446,6 +513,8 @@ int main(void)
         cmocka_unit_test(stores_with_other_databases),
         cmocka_unit_test(references_to_every_other_page),
         cmocka_unit_test(lists_of_free_pages),
+        cmocka_unit_test(a_list_of_free_pages_of_no_transaction),
+        cmocka_unit_test(entries_that_are_too_large),
         cmocka_unit_test(sizes_that_are_not_the_files),
         cmocka_unit_test(the_guard_file),
         cmocka_unit_test(the_lock_file),

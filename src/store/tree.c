@@ -135,6 +135,13 @@ static bool node_fits_rules(const rst_tree_rules *rules, const rst_node *node)
     return !rules->all_big || node->flags & RST_NODE_BIG;
 }
 
+/* Two nodes fit into every page: LMDB gives a larger value pages of its own, and splits pages
+ * relying on that. */
+static size_t node_size_max(size_t page_size)
+{
+    return (page_size - RST_PAGE_HEADER_SIZE) / 2 / 2 * 2 - sizeof(uint16_t);
+}
+
 /* The nodes lie without gaps from mp_upper to the page's end, and each has one pointer.  (LMDB
  * moves them about relying on that.)  *count gets their number. */
 static const char *check_nodes(const walk *w, const unsigned char *page, bool branch,
@@ -155,6 +162,9 @@ static const char *check_nodes(const walk *w, const unsigned char *page, bool br
         size_t room = page_size - at;
         if (room < NODE_HEADER_SIZE || (size = parse_node(page + at, branch, &node)) > room) {
             return "an entry that leaves the page";
+        }
+        if (size > node_size_max(page_size)) {
+            return "an entry that is too large for a page";
         }
         if (!branch && !node_fits_rules(w->rules, &node)) {
             return "an entry of a kind that this database has not";
