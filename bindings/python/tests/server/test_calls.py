@@ -92,6 +92,26 @@ def test_messages_pass_as_they_are_spelled(path: Path) -> None:
     run(main)
 
 
+def test_a_large_request_is_as_good_as_a_small_one(path: Path) -> None:
+    """It is looked at in a thread, and refused there just the same."""
+
+    async def main() -> None:
+        async with Lab(path) as lab:
+            session = await lab.open()
+            picture = [{"type": "text", "text": "w5 " * 200_000}]
+            messages = [{"role": "user", "content": picture}]
+            assert (await lab.chat(session, messages=messages)).status == 200
+            assert lab.engine.seen[0]["messages"] == messages
+            refused = await lab.chat(session, messages=messages, top_p=0.5)
+            assert (refused.status, refused.error["param"]) == (400, "top_p")
+            again = await lab.chat(session, messages=messages)
+            assert again.headers["x-rollstore-turn"] == "0"
+            with lab.store().snapshot() as snapshot:
+                assert snapshot.sessions[session].turn_count == 1
+
+    run(main)
+
+
 def test_logprobs_are_given_to_those_who_ask(path: Path) -> None:
     async def main() -> None:
         async with Lab(path) as lab:

@@ -87,7 +87,9 @@ class Server:
         self.engines = Engines(settings, self.metrics)
         self.sessions = Sessions(self.store, self.journal, self.engines, self.workers, self.metrics)
         recorder = Recorder(self.store, self.journal, self.workers, settings)
-        self.proxy = Proxy(settings, self.sessions, self.engines, recorder, self.metrics)
+        self.proxy = Proxy(
+            settings, self.sessions, self.engines, recorder, self.workers, self.metrics
+        )
         beside = [
             asyncio.ensure_future(self.proxy.sweep()),
             asyncio.ensure_future(self.proxy.watch_loop()),

@@ -56,9 +56,13 @@ class Sticky(Protocol):
 
 
 class Reply(NamedTuple):
-    """An engine's reply of status 200."""
+    """An engine's reply of status 200.
 
-    body: bytes
+    pieces: its body, as it came. Joining them is left to a thread: nested candidates are tens of
+    megabytes.
+    """
+
+    pieces: list[bytes]
     content_type: str
     seconds: float
 
@@ -142,7 +146,7 @@ class Engines:
         began = time.perf_counter()
         try:
             async with self.client.post(engine.url + CHAT, data=body) as response:
-                data = await self._read(response)
+                pieces = await self._read(response)
                 status, content_type = response.status, response.content_type
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError):
             engine.failed()
@@ -156,13 +160,13 @@ class Engines:
             raise _Failed(Refusal(502, "engine_broke_off", message, retry=True), False) from None
         engine.answered()
         if status == 200:
-            return Reply(data, content_type, time.perf_counter() - began)
-        refusal = engine_refusal(status, data)
+            return Reply(pieces, content_type, time.perf_counter() - began)
+        refusal = engine_refusal(status, b"".join(pieces))
         if status in _AGAIN:
             raise _Failed(refusal, True)
         raise refusal
 
-    async def _read(self, response: aiohttp.ClientResponse) -> bytes:
+    async def _read(self, response: aiohttp.ClientResponse) -> list[bytes]:
         limit = self._settings.reply_limit
         length = response.content_length
         pieces: list[bytes] = []
@@ -174,7 +178,7 @@ class Engines:
                     break
                 pieces.append(piece)
             else:
-                return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+                return pieces
         response.close()
         message = f"the engine's reply is larger than {limit} bytes (--reply-limit)"
         raise Refusal(502, "reply_limit", message, retry=False)

@@ -15,7 +15,7 @@ from rollstore.server import streaming
 from rollstore.server.engines import CHAT, Engines
 from rollstore.server.errors import JSON, Refusal
 from rollstore.server.metrics import Metrics
-from rollstore.server.recording import Last, Prepared, Recorder
+from rollstore.server.recording import Last, Prepared, Recorder, Workers
 from rollstore.server.rewrite import Training, training
 from rollstore.server.sessions import Call, Session, Sessions
 from rollstore.server.settings import Settings
@@ -25,8 +25,15 @@ __all__ = ["Proxy", "gone"]
 log = logging.getLogger("rollstore.server")
 
 _SWEEP_SECONDS = 0.25
+# A request of as many bytes is looked at in a thread.
+_LARGE = 256 << 10
 # What a passed-on answer says of itself; the rest of an engine's headers is between it and us.
 _ANSWER_HEADERS = ("Content-Type", "Cache-Control", "Retry-After")
+
+
+def _look(body: bytes, settings: Settings) -> tuple[Training, str]:
+    """What is asked, and by what the same request is known when it comes again."""
+    return training(body, settings), hashlib.blake2b(body, digest_size=16).hexdigest()
 
 
 class Proxy:
@@ -38,12 +45,14 @@ class Proxy:
         sessions: Sessions,
         engines: Engines,
         recorder: Recorder,
+        workers: Workers,
         metrics: Metrics,
     ) -> None:
         self._settings = settings
         self._sessions = sessions
         self._engines = engines
         self._recorder = recorder
+        self._workers = workers
         self._metrics = metrics
         self._warned = False
         self._passing = 0  # evaluation calls that run
@@ -57,12 +66,14 @@ class Proxy:
 
     async def chat(self, request: web.Request, session: Session) -> web.StreamResponse:
         """A call of any session."""
-        body = await request.read()
-        self._metrics.request_bytes += len(body)
+        body = await self._body(request)
         if session.evaluation:
             return await self._pass_on(request, session, body)
-        asked = training(body, self._settings)
-        call = Call(request, hashlib.blake2b(body, digest_size=16).hexdigest())
+        if len(body) < _LARGE:
+            asked, fingerprint = _look(body, self._settings)
+        else:
+            asked, fingerprint = await self._workers.run(_look, body, self._settings)
+        call = Call(request, fingerprint)
         await session.claim(call)
         call.task = asyncio.ensure_future(self._run(session, call, asked))
         # Not the task's own last act: one that is cancelled before its first step has none.
@@ -77,21 +88,35 @@ class Proxy:
             raise call.reason from None
         return self._answer(prepared, asked)
 
+    async def _body(self, request: web.Request) -> bytes:
+        """As request.read(), which copies on the event loop: a request with pictures is large."""
+        pieces: list[bytes] = []
+        size = 0
+        async for piece in request.content.iter_any():
+            size += len(piece)
+            if size > self._settings.body_limit:
+                raise web.HTTPRequestEntityTooLarge(self._settings.body_limit, size)
+            pieces.append(piece)
+        self._metrics.request_bytes += size
+        return b"".join(pieces) if size < _LARGE else await self._workers.run(b"".join, pieces)
+
     async def _run(self, session: Session, call: Call, asked: Training) -> Prepared:
         """Ask, and store. The session's next call begins when this is done."""
         reply = await self._engines.ask(session, asked.body)
         self._metrics.engine.add(reply.seconds)
-        self._metrics.reply_bytes += len(reply.body)
+        self._metrics.reply_bytes += sum(map(len, reply.pieces))
         if call.is_gone():
             raise gone()
         call.storing = True
-        return await self._store(session, call, reply.body, asked)
+        return await self._store(session, call, reply.pieces, asked)
 
-    async def _store(self, session: Session, call: Call, reply: bytes, asked: Training) -> Prepared:
+    async def _store(
+        self, session: Session, call: Call, pieces: list[bytes], asked: Training
+    ) -> Prepared:
         before = Last(session.turn_count, session.fingerprint, session.digest)
         try:
             prepared, seconds = await self._recorder.record(
-                session.id, before, call.fingerprint, reply, asked
+                session.id, before, call.fingerprint, pieces, asked
             )
         except RollstoreError as error:
             log.error("session %s: storing failed: %s", session.id, error.message)

@@ -86,21 +86,22 @@ class Recorder:
         self._settings = settings
 
     async def record(
-        self, session: str, last: Last, fingerprint: str, reply: bytes, asked: Training
+        self, session: str, last: Last, fingerprint: str, pieces: list[bytes], asked: Training
     ) -> tuple[Prepared, float]:
         """Store the reply as the session's next turn, or in the last one's place when it answers
         the same request again. Returns what was stored, and the seconds of the commit. At capacity
         it waits. Raises Refusal, and nothing is stored."""
         prepared, seconds = await self._workers.run(
-            self._decode_and_store, session, last, fingerprint, reply, asked
+            self._decode_and_store, session, last, fingerprint, pieces, asked
         )
         if seconds is None:
             seconds = await self._store_when_there_is_room(session, prepared)
         return prepared, seconds
 
     def _decode_and_store(
-        self, session: str, last: Last, fingerprint: str, reply: bytes, asked: Training
+        self, session: str, last: Last, fingerprint: str, pieces: list[bytes], asked: Training
     ) -> tuple[Prepared, float | None]:
+        reply = b"".join(pieces)
         try:
             prepared = self._prepare(last, fingerprint, reply, asked)
         except ReplyError as error:
