@@ -160,6 +160,28 @@ static void a_bad_character_is_found_at_its_place(void **state)
     free(reply);
 }
 
+/* The second string may end before the place where the first one's length puts its end, and another
+ * '"' may stand there. */
+static void a_second_string_that_is_shorter_is_refused_at_its_place(void **state)
+{
+    (void)state;
+    rst_turn turn;
+    char *reply = long_reply(&turn);
+    bool vals_first = strstr(reply, VALS) < strstr(reply, IDS);
+    char *text = text_in(reply, vals_first ? IDS : VALS);
+    for (size_t shorter = 1; shorter < 200; shorter++) {
+        char *with = text_of("%.*s%s", (int)(text - reply), reply, text + shorter);
+        rst_error error;
+        rst_record *record = rst_record_new();
+        int code = decode_at_the_edge(record, with, strlen(with), &flat, &error);
+        assert_true(code == RST_ERR_SHAPE || code == RST_ERR_BASE64);
+        assert_non_null(strstr(error.message, vals_first ? "_idx_flat_b64" : "_val_flat_b64"));
+        rst_record_free(record);
+        free(with);
+    }
+    free(reply);
+}
+
 /* What is no JSON inside of a string that was left out is no JSON. */
 static void a_bad_byte_in_a_long_string_is_bad_syntax(void **state)
 {
@@ -460,6 +482,7 @@ int main(void)
         cmocka_unit_test(the_first_attempt_counts_when_all_was_decoded),
         cmocka_unit_test(a_record_can_be_filled_with_longer_and_shorter_turns),
         cmocka_unit_test(a_bad_character_is_found_at_its_place),
+        cmocka_unit_test(a_second_string_that_is_shorter_is_refused_at_its_place),
         cmocka_unit_test(a_bad_byte_in_a_long_string_is_bad_syntax),
         cmocka_unit_test(escapes_in_a_long_string_are_read),
         cmocka_unit_test(long_strings_elsewhere_change_nothing),

@@ -45,6 +45,8 @@ static bool looks_like_base64_throughout(const char *text, size_t size)
     return true;
 }
 
+/* A string that is as long as the one before is not looked through for its end: a reply's two are.
+ */
 static uint32_t find_strings(const char *text, size_t size, rst_json_cut *cuts, uint32_t room)
 {
     uint32_t count = 0;
@@ -55,11 +57,14 @@ static uint32_t find_strings(const char *text, size_t size, rst_json_cut *cuts, 
             at += STEP;
             continue;
         }
-        const char *end = memchr(text + at, '"', size - at);
+        const char *quote = memrchr(text + from, '"', at - from);
+        size_t same = count > 0 && quote ? (size_t)(quote - text) + 1 + cuts[count - 1].size : 0;
+        const char *end = same >= at && same < size && text[same] == '"'
+                              ? text + same
+                              : memchr(text + at, '"', size - at);
         if (!end) {
             break;
         }
-        const char *quote = memrchr(text + from, '"', at - from);
         from = (size_t)(end - text) + 1;
         at = from + STEP;
         size_t cut_size = quote ? (size_t)(end - quote) - 1 : 0;

@@ -8,7 +8,7 @@
 /*
  * Find strings of the text that are long and look like base64, and, with entries (NULL allowed),
  * lists of tokens; at most RST_JSON_CUT_MAX together, in the text's order.  Strings are guesses: of
- * such a cut's text it is only known that it stands between two '"' and holds none.
+ * such a cut's text it is only known that it stands between two '"'.
  * Returns their number.
  */
 uint32_t rst_json_find_cuts(const char *text, size_t size, rst_json_cut *cuts,

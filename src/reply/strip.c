@@ -50,8 +50,8 @@ static size_t room_for(size_t reply_size)
 /* ---------------------------------------------------------------- what is left out */
 
 /*
- * Nothing in these bytes means anything to JSON inside a string, and all are ASCII; they are known
- * to hold no '"'.  Blocks without a branch inside are what compilers make vectors of.
+ * Nothing in these bytes means anything to JSON inside a string, and all are ASCII.  Blocks without
+ * a branch inside are what compilers make vectors of.
  */
 static bool is_plain(const char *text, size_t size)
 {
@@ -62,7 +62,8 @@ static bool is_plain(const char *text, size_t size)
         unsigned char unusual = 0;
         for (size_t i = 0; i < count; i++) {
             signed char c = bytes[from + i];
-            unusual |= (unsigned char)((c < ' ') | (c == '\\')); /* not ASCII: below 0 */
+            unusual |=
+                (unsigned char)((c < ' ') | (c == '\\') | (c == '"')); /* not ASCII: below 0 */
         }
         if (unusual) {
             return false;
