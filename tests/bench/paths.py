@@ -147,6 +147,62 @@ def nested(tool: str, budget: float) -> dict[str, float]:
     }
 
 
+def reply_of(positions: int, top_k: int) -> bytes:
+    """A native reply with flat candidates, and tokens to them."""
+    ids = np.arange(positions * top_k, dtype=np.int32)
+    logprobs = np.full(positions * top_k, -0.5, np.float32)
+    meta = {
+        "output_token_logprobs": [[-0.31004142761230469, 129857, None]] * positions,
+        "output_top_logprobs_idx_flat_b64": base64.b64encode(ids.tobytes()).decode(),
+        "output_top_logprobs_idx_flat_b64_dtype": "int32",
+        "output_top_logprobs_val_flat_b64": base64.b64encode(logprobs.tobytes()).decode(),
+        "output_top_logprobs_val_flat_b64_dtype": "float32",
+        "output_top_logprobs_shape": [positions, top_k],
+        "output_top_logprobs_null_prefix": 0,
+    }
+    return json.dumps({"text": "", "meta_info": meta}, separators=(",", ":")).encode()
+
+
+def published(folder: str, budget: float) -> dict[str, float]:
+    """Shapes that others have published figures for."""
+
+    def nothing(number: int) -> None:
+        pass
+
+    reply = reply_of(32768, 2)
+    found = {
+        "decode.32768x2": median_us(lambda _: rollstore.decode(reply, top_k=2), nothing, budget)
+    }
+    ids = np.arange(2000 * TOP_K, dtype=np.int32).reshape(2000, TOP_K)
+    logprobs = np.full((2000, TOP_K), -0.5, np.float32)
+    names = [f"s-{i}" for i in range(190)]  # of 0.53 MB: 100 MB
+    with rollstore.open(f"{folder}/published", "x", capacity="256M") as store:
+
+        def put(number: int) -> None:
+            for name in names:
+                store.put(
+                    name,
+                    0,
+                    token_ids=ids[:, 0],
+                    token_logprobs=logprobs[:, 0],
+                    topk_ids=ids,
+                    topk_logprobs=logprobs,
+                )
+
+        def release(number: int) -> None:
+            for name in names:
+                store.release(name)
+
+        def get(number: int) -> None:
+            with store.snapshot() as snapshot:
+                snapshot.batch(names, layout="packed")
+
+        found["put.100MB"] = median_us(put, release, budget)
+        put(0)
+        found["get.100MB"] = median_us(get, nothing, budget)
+    return found
+
+
 def views(folder: str, session_count: int) -> dict[str, float]:
     ids = np.arange(2, dtype=np.int32)
     logprobs = np.array([-0.5, -1.5], np.float32)
@@ -188,6 +244,7 @@ def main() -> None:
     with rollstore.open(f"{options.folder}/store", "x", capacity="256M") as store:
         found.update(writing(options.tool, store, plain, budget))
     found.update(nested(options.tool, budget))
+    found.update(published(options.folder, budget))
     found.update(views(options.folder, options.sessions))
     print(json.dumps(found))
 
