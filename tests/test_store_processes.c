@@ -1,4 +1,5 @@
 /* Several processes at once: writing, reading, dying, forking. */
+#include <linux/futex.h>
 #include <signal.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -8,6 +9,8 @@
 #include <time.h>
 #include <unistd.h>
 
+#include "store/guard.h"
+#include "store/internal.h"
 #include "support.h"
 
 enum { WRITERS = 8, READERS = 3, SESSIONS = 12, TURNS = 5 };
@@ -216,6 +219,66 @@ static void a_killed_writer_loses_no_acknowledged_turn(void **state)
     rst_snapshot_close(now);
     assert_ok(rst_store_close(store, &error), error);
     munmap(told, 4096);
+    support_remove_folder(folder);
+}
+
+/* Hold the lock until somebody sleeps on it, then leave it free without a word: as it is when the one
+ * who was woken has been killed, and a third one had the lock meanwhile. */
+static void leave_a_sleeper(const char *path, int ready)
+{
+    rst_store *store = open_or_exit(path, 0);
+    rst_guard *guard = store->env->guard;
+    if (rst_guard_lock_writing(guard) != 0 || write(ready, "", 1) != 1) {
+        _exit(1);
+    }
+    int *word = &guard->shared->writing.__data.__lock;
+    while (!((unsigned)__atomic_load_n(word, __ATOMIC_ACQUIRE) & FUTEX_WAITERS)) {
+        usleep(1000);
+    }
+    usleep(5000); /* it is about to sleep */
+    __atomic_store_n(word, 0, __ATOMIC_RELEASE);
+    pause();
+}
+
+static void a_wake_up_that_got_lost_is_made_up_for(void **state)
+{
+    (void)state;
+    char *folder;
+    const char *path = new_store(&folder, 8 << 20, 0);
+    int ready[2];
+    char byte;
+    assert_int_equal(pipe(ready), 0);
+    pid_t holder = fork();
+    if (holder == 0) {
+        leave_a_sleeper(path, ready[1]);
+        _exit(1);
+    }
+    assert_int_equal(read(ready[0], &byte, 1), 1);
+    pid_t sleeper = fork();
+    if (sleeper == 0) {
+        rst_store *store = open_or_exit(path, 0);
+        rst_record *record = rst_record_new();
+        rst_error error;
+        support_fill(record, 3, 2, 1, NULL, 0, NULL);
+        check_or_exit(rst_put(store, "a", 1, 0, record, 0, 0, &error), &error);
+        _exit(0);
+    }
+    int status = 1;
+    pid_t ended = 0;
+    for (int i = 0; i < 30000 && ended == 0; i++) {
+        ended = waitpid(sleeper, &status, WNOHANG);
+        usleep(1000);
+    }
+    kill(holder, SIGKILL);
+    waitpid(holder, NULL, 0);
+    if (ended == 0) {
+        kill(sleeper, SIGKILL);
+        waitpid(sleeper, NULL, 0);
+        fail_msg("it sleeps on a lock that is free");
+    }
+    assert_int_equal(status, 0);
+    close(ready[0]);
+    close(ready[1]);
     support_remove_folder(folder);
 }
 
@@ -449,6 +512,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(eight_write_while_three_read),
         cmocka_unit_test(a_killed_writer_loses_no_acknowledged_turn),
+        cmocka_unit_test(a_wake_up_that_got_lost_is_made_up_for),
         cmocka_unit_test(a_handle_does_not_survive_fork_but_a_new_one_works),
         cmocka_unit_test(a_child_from_before_keeps_nothing_locked),
         cmocka_unit_test(dead_readers_make_room_and_living_ones_are_told),

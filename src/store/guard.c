@@ -15,6 +15,7 @@
 
 #include "../layout/record.h"
 #include "files.h"
+#include "internal.h"
 
 enum {
     SLOT_DISTANCE = 4096, /* no two slots in one block, which a disk may write as a whole */
@@ -159,6 +160,39 @@ int rst_guard_lock_sync(rst_guard *guard)
 void rst_guard_unlock_sync(rst_guard *guard)
 {
     lock(guard->fd, F_OFD_SETLK, F_UNLCK, LOCK_SYNC);
+}
+
+/* 0 or errno. */
+static int make_writing_lock(pthread_mutex_t *mutex)
+{
+    pthread_mutexattr_t attributes;
+    int result = pthread_mutexattr_init(&attributes);
+    if (result) {
+        return result;
+    }
+    pthread_mutexattr_setpshared(&attributes, PTHREAD_PROCESS_SHARED);
+    pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
+    result = pthread_mutex_init(mutex, &attributes);
+    pthread_mutexattr_destroy(&attributes);
+    return result;
+}
+
+int rst_guard_lock_writing(rst_guard *guard)
+{
+    const int64_t longest_ns = 20000000; /* a wake-up that got lost costs no more than this */
+    int result;
+    do {
+        int64_t until = rst_clock_ns(CLOCK_MONOTONIC) + longest_ns;
+        struct timespec at = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
+        result = pthread_mutex_clocklock(&guard->shared->writing, CLOCK_MONOTONIC, &at);
+    } while (result == ETIMEDOUT);
+    /* Its owner was killed.  What that one had begun to write is LMDB's to forget. */
+    return result == EOWNERDEAD ? pthread_mutex_consistent(&guard->shared->writing) : result;
+}
+
+void rst_guard_unlock_writing(rst_guard *guard)
+{
+    pthread_mutex_unlock(&guard->shared->writing);
 }
 
 /* ---------------------------------------------------------------- coming and going */
@@ -353,8 +387,9 @@ int rst_guard_settle(rst_guard *guard, const rst_format_entry *format, rst_error
     atomic_store(&guard->shared->transaction, slot->has_meta ? slot->transaction : 0);
     atomic_store(&guard->shared->started_ns, 0);
     guard->shared->pid_namespace = rst_pid_namespace();
+    system = make_writing_lock(&guard->shared->writing);
     guard->alone = guard->stale = false;
-    system = lock(guard->fd, F_OFD_SETLK, F_RDLCK, LOCK_USERS);
+    system = system ? system : lock(guard->fd, F_OFD_SETLK, F_RDLCK, LOCK_USERS);
     return system ? rst_fail_system(error, RST_ERR_IO, system, "locking " RST_GUARD_FILE) : RST_OK;
 }
 

@@ -67,6 +67,10 @@ typedef struct rst_write {
     bool freed;              /* a turn was deleted or replaced */
 } rst_write;
 
+/* The transaction alone, with the lock of rst_guard_lock_writing, which its end must give back.
+ * 0 or LMDB's result. */
+int rst_begin_writing(rst_env *env, MDB_txn **txn);
+
 /* For changes that need little room: at capacity, where open snapshots and syncs hold the pages
  * kept for them, it waits for those up to RST_ROOM_PATIENCE_MS.  Not for who has a snapshot open.
  */

@@ -55,7 +55,7 @@ static int follow(rst_env *env)
         s->following = 0;
     }
     MDB_txn *write;
-    int result = mdb_txn_begin(env->lmdb, NULL, 0, &write);
+    int result = rst_begin_writing(env, &write);
     if (result) {
         return result;
     }
@@ -65,6 +65,7 @@ static int follow(rst_env *env)
         memcpy(s->meta, env->map + (s->following & 1) * env->format.page_size, sizeof s->meta);
     }
     mdb_txn_abort(write);
+    rst_guard_unlock_writing(env->guard);
     return result;
 }
 

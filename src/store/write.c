@@ -6,6 +6,7 @@
 #include <sys/stat.h>
 
 #include "../layout/stream.h"
+#include "guard.h"
 #include "pages.h"
 #include "sequence.h"
 #include "sync.h"
@@ -22,6 +23,19 @@ int rst_check_not_deleted(const rst_store *store, rst_error *error)
     return RST_OK;
 }
 
+int rst_begin_writing(rst_env *env, MDB_txn **txn)
+{
+    *txn = NULL;
+    int result = rst_guard_lock_writing(env->guard);
+    if (!result) {
+        result = mdb_txn_begin(env->lmdb, NULL, 0, txn);
+        if (result) {
+            rst_guard_unlock_writing(env->guard);
+        }
+    }
+    return result;
+}
+
 int rst_write_begin_now(rst_store *store, rst_write *write, rst_error *error)
 {
     *write = (rst_write){.store = store};
@@ -35,9 +49,8 @@ int rst_write_begin_now(rst_store *store, rst_write *write, rst_error *error)
     if (code) {
         return code;
     }
-    int result = mdb_txn_begin(store->env->lmdb, NULL, 0, &write->txn);
+    int result = rst_begin_writing(store->env, &write->txn);
     if (result) {
-        write->txn = NULL;
         return rst_fail_lmdb(error, result, "beginning to write");
     }
     code = rst_read_totals(write->txn, store->env, &write->totals, error);
@@ -52,6 +65,7 @@ void rst_write_abort(rst_write *write)
     if (write->txn) {
         mdb_txn_abort(write->txn);
         write->txn = NULL;
+        rst_guard_unlock_writing(write->store->env->guard);
     }
 }
 
@@ -73,6 +87,7 @@ int rst_write_commit(rst_write *write, rst_error *error)
     }
     result = mdb_txn_commit(write->txn); /* frees the transaction also when it fails */
     write->txn = NULL;
+    rst_guard_unlock_writing(write->store->env->guard);
     return result ? rst_fail_lmdb(error, result, "committing") : RST_OK;
 }
 
