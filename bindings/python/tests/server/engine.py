@@ -1,9 +1,9 @@
 """A stand-in inference engine: a real HTTP server that answers as SGLang does.
 
 It answers recorded requests (by their input_ids) with their recorded replies, and any other one
-from a small policy with a small tokenizer, whose chat template continues a conversation token by
-token. It does what a request asks for, no more: flat, plain, nested or support candidates, prompt
-ids, meta_info. Failures come on demand.
+from a small policy (numbers made up, or a network of torch) with a small tokenizer, whose chat
+template continues a conversation token by token. It does what a request asks for, no more: flat,
+plain, nested or support candidates, prompt ids, meta_info. Failures come on demand.
 
 By itself, for benchmarks: engine.py --port 0 --tokens 2000 [--delay 0.1]
 """
@@ -84,6 +84,36 @@ class Generation:
     @property
     def text(self) -> str:
         return "".join(map(word, self.tokens))
+
+
+class Sampled(Generation):
+    """The same of a network: policy.step(token, state), as rollstore.example has one. Its tokens
+    are the first words; whatever else a prompt has is one of them to it."""
+
+    def __init__(self, policy: Any, prompt: list[int], n: int, k: int, salt: int = 0) -> None:
+        import torch
+
+        self.n, self.k = n, k
+        chance = torch.Generator().manual_seed(salt + 31 * len(prompt))
+        rows, tokens, state = [], [], None
+        with torch.no_grad():
+            for token in heard(prompt):
+                logits, state = policy.step(torch.tensor([token]), state)
+            for _ in range(n):
+                rows.append(torch.log_softmax(logits[0], -1))
+                tokens.append(int(torch.multinomial(rows[-1].exp(), 1, generator=chance)))
+                logits, state = policy.step(torch.tensor([tokens[-1]]), state)
+        self.tokens = [WORD + token for token in tokens]
+        logprobs = torch.stack(rows) if rows else torch.zeros(0, k)
+        top = logprobs.topk(k)
+        self.logprobs = logprobs.numpy()[np.arange(n), tokens]
+        self.top_logprobs = top.values.numpy()
+        self.top_ids = (WORD + top.indices).numpy().astype(np.int32)
+
+
+def heard(ids: list[int]) -> list[int]:
+    """A prompt as the network has it, of 32 tokens."""
+    return [(token - WORD) % 32 for token in ids]
 
 
 def numbers(array: Any) -> list[float]:
@@ -184,7 +214,7 @@ def reply_of(request: dict[str, Any], engine: Engine) -> dict[str, Any]:
     prompt = request.get("input_ids") or render(request["messages"])
     n = min(request.get("max_tokens") or engine.tokens, engine.tokens)
     k = request.get("top_logprobs") or request.get("top_k") or 1
-    made = Generation(prompt, n, max(k, 1), engine.salt)
+    made = engine.generate(prompt, n, max(k, 1))
     message, finish = message_of(request, made)
     flat = bool(request.get("return_flat_raw_output_top_logprobs")) and not engine.ignores_flat
     choice: dict[str, Any] = {
@@ -225,6 +255,7 @@ class Engine:
         self.tokens = tokens
         self.delay = delay
         self.salt = 0
+        self.policy: Any = None  # a network; without one, numbers that look like one's
         self.weight_version = "1"
         self.ignores_flat = False
         self.ignores_prompt = False
@@ -240,6 +271,11 @@ class Engine:
         self.cached: dict[tuple[Any, ...], bytes] | None = None
         self.runner: web.AppRunner | None = None
         self.url = ""
+
+    def generate(self, prompt: list[int], n: int, k: int) -> Generation:
+        if self.policy is None:
+            return Generation(prompt, n, k, self.salt)
+        return Sampled(self.policy, prompt, n, k, self.salt)
 
     def load_sessions(self) -> None:
         """Answer the fixture's recorded requests."""
