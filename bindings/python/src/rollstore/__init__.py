@@ -15,7 +15,8 @@ and log-probabilities as arrays over the same memory, without a copy:
 
 The C library is inside the compiled module; NumPy is the only requirement. PyTorch is imported
 where tensors are asked for. Submodules: rollstore.torch (datasets), rollstore.cuda (copies to a
-GPU), rollstore.loss (the score-centering loss), rollstore.sglang (training requests).
+GPU), rollstore.loss (the score-centering loss), rollstore.sglang (training requests),
+rollstore.server (a proxy that records agents, over aiohttp).
 """
 
 from __future__ import annotations
