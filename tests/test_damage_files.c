@@ -221,7 +221,8 @@ static void stores_with_other_databases(void **state)
         }
         uint32_t key = 1;
         MDB_val k = {sizeof key, &key};
-        MDB_val v = {5, (void *)(uintptr_t) "value"};
+        char value[] = "value";
+        MDB_val v = {5, value};
         assert_int_equal(mdb_put(txn, dbi, &k, &v, 0), 0);
         assert_int_equal(mdb_txn_commit(txn), 0);
         mdb_env_close(env);
@@ -262,7 +263,9 @@ static void lead_astray(damage_worker *w)
                 continue;
             }
             uint64_t place = page * DAMAGE_PAGE + node + (leaf ? 8 + get_u16(bytes + node + 6) : 0);
-            for (uint64_t to = step++ % 8; to<f->pages + 2; to += damage_rounds()> 1 ? 1 : 8) {
+            uint64_t beyond = f->pages + 2;
+            uint64_t stride = damage_rounds() > 1 ? 1 : 8;
+            for (uint64_t to = step++ % 8; to < beyond; to += stride) {
                 if (damage_mine(w)) {
                     damage_try(w, place, &to, leaf ? 8 : 6);
                 }

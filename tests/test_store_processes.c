@@ -222,8 +222,8 @@ static void a_killed_writer_loses_no_acknowledged_turn(void **state)
     support_remove_folder(folder);
 }
 
-/* Hold the lock until somebody sleeps on it, then leave it free without a word: as it is when the one
- * who was woken has been killed, and a third one had the lock meanwhile. */
+/* Hold the lock until somebody sleeps on it, then leave it free without a word: as it is when the
+ * one who was woken has been killed, and a third one had the lock meanwhile. */
 static void leave_a_sleeper(const char *path, int ready)
 {
     rst_store *store = open_or_exit(path, 0);

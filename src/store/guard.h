@@ -106,10 +106,10 @@ int rst_guard_lock_sync(rst_guard *guard);
 void rst_guard_unlock_sync(rst_guard *guard);
 
 /*
- * One writer at a time, in any process.  LMDB has a lock for that, too, but one that can be slept on
- * for ever: when who was woken to take it is killed before it does, and a third process is faster,
- * nobody knows any more that others wait (seen in one of ten runs of tests/soak/kills).  With this
- * lock around it LMDB's is always free; and who waits for this one looks again by itself.
+ * One writer at a time, in any process.  LMDB has a lock for that, too, but one that can be slept
+ * on for ever: when who was woken to take it is killed before it does, and a third process is
+ * faster, nobody knows any more that others wait (seen in one of ten runs of tests/soak/kills).
+ * With this lock around it LMDB's is always free; and who waits for this one looks again by itself.
  * 0 or errno.
  */
 int rst_guard_lock_writing(rst_guard *guard);

@@ -59,10 +59,12 @@ typedef struct writer {
     uint64_t next;           /* number for the next turn */
 } writer;
 
-static struct shared {
+typedef struct common {
     writer writers[WRITERS_MAX];
     _Atomic(uint64_t) scans; /* of the reader */
-} * shared;
+} common;
+
+static common *shared;
 
 static char folder[256];
 static char path[300];

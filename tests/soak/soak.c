@@ -39,7 +39,7 @@ enum {
 
 static const char consumer[] = "trainer";
 
-static struct shared {
+typedef struct common {
     /* Sessions 0, 1, ... of a writer are written one after the other. */
     struct {
         _Atomic(uint64_t) sealed;  /* acknowledged */
@@ -52,7 +52,9 @@ static struct shared {
     _Atomic(bool) drain;            /* trainers: leave when nothing comes any more */
     _Atomic(uint32_t) times[TIMES]; /* microseconds of a put that did not wait for space */
     _Atomic(uint64_t) time_count;
-} * shared;
+} common;
+
+static common *shared;
 
 static char path[300];
 static uint64_t seed = 1;

@@ -104,7 +104,7 @@ static bool wait_until_ready(shared *common, int count)
 static bool run_writers(const bench *b, shared *common, const bench_store *made,
                         const output *reply, int count, double *seconds)
 {
-    pid_t children[WRITERS_MAX];
+    pid_t children[WRITERS_MAX] = {0};
     int begun = 0;
     for (; begun < count; begun++) {
         writer w = {common, begun, made->path, reply};

@@ -231,7 +231,7 @@ def sample_dicts(
     chosen = {name: value for name, value in arguments.items() if name in names}
     advantages: list[Any] = [None] * len(unit)
     if grouped:
-        advantages = unit_advantages([unit]).tolist()
+        advantages = [float(advantage) for advantage in unit_advantages([unit])]
     samples = []
     for session, advantage in zip(unit, advantages):
         made: Any = session.sample
