@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from pathlib import Path
 
 import pytest
@@ -202,6 +203,38 @@ def test_a_torn_journal_is_read(tmp_path: Path) -> None:
     again.close()
     lines = [json.loads(line) for line in Path(path).read_bytes().splitlines()]
     assert lines[-1] == {"turn": "a", "n": 1, "request": "f1", "prompt": None}
+
+
+def test_a_journal_that_grows_is_written_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """While four threads append: it stays short, and nothing is lost."""
+    from rollstore.server import journal as module
+
+    monkeypatch.setattr(module, "_SIZE_MIN", 20_000)
+    path = str(tmp_path / "journal")
+    journal = Journal(path)
+
+    def append(thread: int) -> None:
+        for number in range(300):
+            name = f"{thread}.{number}"
+            journal.opened(name, False, thread, number)
+            for turn in range(5):
+                journal.turn(name, turn, f"f{turn}", "p")
+            if number >= 10:
+                journal.drop(name)
+
+    threads = [threading.Thread(target=append, args=(number,)) for number in range(4)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    journal.close()
+    assert Path(path).stat().st_size < 60_000  # of 600,000 that were written
+    again = Journal(path)
+    assert set(again.sessions) == {f"{t}.{number}" for t in range(4) for number in range(10)}
+    assert {(kept.turn, kept.fingerprint) for kept in again.sessions.values()} == {(4, "f4")}
+    again.close()
 
 
 def test_one_server_a_journal(tmp_path: Path) -> None:
