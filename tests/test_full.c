@@ -563,6 +563,12 @@ static void small_address_space(const char *folder)
         }
     }
     MUST(opened > 5 && refused > 5);
+    const rst_create_options large = {.capacity_size = UINT64_C(1) << 30};
+    limit(RLIMIT_AS, 512 << 20);
+    MUST(rst_store_open(support_path(folder, "large"), RST_OPEN_CREATE, &large, &store,
+                        &last_error) == RST_ERR_MEMORY);
+    limit(RLIMIT_AS, RLIM_INFINITY);
+    MUST(strstr(last_error.message, "ulimit -v"));
     MUST(rst_store_open(path, 0, NULL, &store, &last_error) == RST_OK);
     MUST(sound(store));
 }

@@ -347,23 +347,29 @@ static void a_child_from_before_keeps_nothing_locked(void **state)
     support_remove_folder(folder);
 }
 
+/* A reader that is killed with a snapshot open. */
+static void kill_a_reader(const char *path)
+{
+    pid_t child = fork();
+    if (child == 0) {
+        rst_store *store = open_or_exit(path, RST_OPEN_READ_ONLY);
+        rst_snapshot *snapshot;
+        rst_error error;
+        check_or_exit(rst_snapshot_open(store, &snapshot, &error), &error);
+        raise(SIGKILL);
+    }
+    int status;
+    assert_int_equal(waitpid(child, &status, 0), child);
+    assert_true(WIFSIGNALED(status));
+}
+
 static void dead_readers_make_room_and_living_ones_are_told(void **state)
 {
     (void)state;
     char *folder;
     const char *path = new_store(&folder, 8 << 20, 4);
     for (int i = 0; i < 10; i++) {
-        pid_t child = fork();
-        if (child == 0) {
-            rst_store *store = open_or_exit(path, RST_OPEN_READ_ONLY);
-            rst_snapshot *snapshot;
-            rst_error error;
-            check_or_exit(rst_snapshot_open(store, &snapshot, &error), &error);
-            raise(SIGKILL);
-        }
-        int status;
-        waitpid(child, &status, 0);
-        assert_true(WIFSIGNALED(status));
+        kill_a_reader(path);
     }
     rst_store *store = open_or_exit(path, 0);
     rst_snapshot *snapshots[5];
@@ -376,6 +382,66 @@ static void dead_readers_make_room_and_living_ones_are_told(void **state)
     for (int i = 0; i < 4; i++) {
         rst_snapshot_close(snapshots[i]);
     }
+    assert_ok(rst_store_close(store, &error), error);
+    support_remove_folder(folder);
+}
+
+/* Every slot is a dead reader's, and nobody opens the store anew meanwhile. */
+static void a_store_that_is_open_clears_dead_readers_slots(void **state)
+{
+    (void)state;
+    char *folder;
+    const char *path = new_store(&folder, 8 << 20, 4);
+    rst_store *store = open_or_exit(path, 0);
+    rst_error error;
+    for (int i = 0; i < 4; i++) {
+        kill_a_reader(path);
+    }
+    rst_snapshot *snapshots[4];
+    for (int i = 0; i < 4; i++) {
+        assert_ok(rst_snapshot_open(store, &snapshots[i], &error), error);
+    }
+    for (int i = 0; i < 4; i++) {
+        rst_snapshot_close(snapshots[i]);
+    }
+    assert_ok(rst_store_close(store, &error), error);
+    support_remove_folder(folder);
+}
+
+/* Put turns of a session until the store is full; returns their number. */
+static uint32_t fill_store(rst_store *store, rst_record *record, const char *id, int64_t timeout_ms,
+                           uint32_t most)
+{
+    rst_error error;
+    uint32_t turn = 0;
+    int code = RST_OK;
+    while (turn < most && code == RST_OK) {
+        code = rst_put(store, id, 1, turn, record, 0, timeout_ms, &error);
+        turn += code == RST_OK;
+    }
+    if (code) {
+        assert_code(RST_ERR_FULL, code, error);
+    }
+    return turn;
+}
+
+static void what_a_dead_reader_held_is_used_again(void **state)
+{
+    (void)state;
+    char *folder;
+    const char *path = new_store(&folder, 2 << 20, 0);
+    rst_store *store = open_or_exit(path, 0);
+    rst_record *record = rst_record_new();
+    rst_error error;
+    support_fill(record, 300, 8, 1, NULL, 0, "1");
+    uint32_t turns = fill_store(store, record, "a", 0, UINT32_MAX);
+    assert_true(turns > 50);
+    kill_a_reader(path);
+    assert_ok(rst_release(store, "a", 1, 0, &error), error);
+    /* Not all: the trees' own pages come to lie between. */
+    assert_int_equal(fill_store(store, record, "b", 3000, turns / 2), turns / 2);
+    support_assert_sound(store);
+    rst_record_free(record);
     assert_ok(rst_store_close(store, &error), error);
     support_remove_folder(folder);
 }
@@ -516,6 +582,8 @@ int main(void)
         cmocka_unit_test(a_handle_does_not_survive_fork_but_a_new_one_works),
         cmocka_unit_test(a_child_from_before_keeps_nothing_locked),
         cmocka_unit_test(dead_readers_make_room_and_living_ones_are_told),
+        cmocka_unit_test(a_store_that_is_open_clears_dead_readers_slots),
+        cmocka_unit_test(what_a_dead_reader_held_is_used_again),
         cmocka_unit_test(a_waiting_reader_is_woken_or_times_out),
         cmocka_unit_test(six_processes_may_create_at_once),
         cmocka_unit_test(opening_and_closing_do_not_disturb_each_other),
