@@ -446,6 +446,30 @@ static void what_a_dead_reader_held_is_used_again(void **state)
     support_remove_folder(folder);
 }
 
+/* A trainer that writes where it should read must not change the store: its map of the data is not
+ * writable. */
+static void a_reader_cannot_write_through_its_map(void **state)
+{
+    (void)state;
+    char *folder;
+    const char *path = new_store(&folder, 8 << 20, 0);
+    rst_store *store = open_or_exit(path, RST_OPEN_READ_ONLY);
+    FILE *maps = fopen("/proc/self/maps", "re");
+    char line[1024];
+    unsigned found = 0;
+    while (fgets(line, sizeof line, maps)) {
+        if (strstr(line, "/data.mdb")) {
+            assert_non_null(strstr(line, " r--s "));
+            found++;
+        }
+    }
+    fclose(maps);
+    assert_true(found > 0);
+    rst_error error;
+    assert_ok(rst_store_close(store, &error), error);
+    support_remove_folder(folder);
+}
+
 static void a_waiting_reader_is_woken_or_times_out(void **state)
 {
     (void)state;
@@ -584,6 +608,7 @@ int main(void)
         cmocka_unit_test(dead_readers_make_room_and_living_ones_are_told),
         cmocka_unit_test(a_store_that_is_open_clears_dead_readers_slots),
         cmocka_unit_test(what_a_dead_reader_held_is_used_again),
+        cmocka_unit_test(a_reader_cannot_write_through_its_map),
         cmocka_unit_test(a_waiting_reader_is_woken_or_times_out),
         cmocka_unit_test(six_processes_may_create_at_once),
         cmocka_unit_test(opening_and_closing_do_not_disturb_each_other),
