@@ -3,11 +3,11 @@
  *
  *   kills [--kills N] [--seed N] [--dir FOLDER] [--durability memory|interval|full]
  *
- * One to eight writers put, replace, seal, restart, release and copy.  Before each call a writer
- * notes in memory that outlives it what it is about to do, and after it that it was done.  When it
- * was killed, each of its sessions must be as it was noted, or as the call it was in would leave
- * it, to the last logprob.  The writers that were not killed must go on meanwhile, and a reader,
- * which is killed too, must never see anything but whole records.
+ * One to eight writers put, ingest, replace, seal, restart, release and copy.  Before each call a
+ * writer notes in memory that outlives it what it is about to do, and after it that it was done.
+ * When it was killed, each of its sessions must be as it was noted, or as the call it was in would
+ * leave it, to the last logprob.  The writers that were not killed must go on meanwhile, and a
+ * reader, which is killed too, must never see anything but whole records.
  */
 #include "common.h"
 
@@ -32,6 +32,7 @@ enum {
 typedef enum action {
     NONE,
     PUT,
+    INGEST,
     PUT_SEVERAL,
     REPLACE,
     SEAL,
@@ -41,8 +42,8 @@ typedef enum action {
     ACTIONS
 } action;
 
-static const char *const action_names[ACTIONS] = {"nothing", "put",     "put several", "replace",
-                                                  "seal",    "restart", "release",     "copy"};
+static const char *const action_names[ACTIONS] = {
+    "nothing", "put", "ingest", "put several", "replace", "seal", "restart", "release", "copy"};
 
 /* A session as its writer knows it: the turn's number makes its contents. */
 typedef struct known {
@@ -117,6 +118,31 @@ static void put(writer *me, rst_store *store, rst_record *record, int w, int s, 
                  &error),
          error);
     done(me);
+}
+
+/* The same from an engine's reply. */
+static void ingest(writer *me, rst_store *store, rst_record *record, int w, int s)
+{
+    char name[32];
+    size_t size = name_of(name, w, s);
+    const rst_put_options options = {.temperature = 1.0f, .timeout_ms = PATIENCE_MS};
+    rst_error error;
+    rst_turn turn;
+    char *reply;
+    size_t reply_size;
+    begin(me);
+    known *after = &me->after[s];
+    uint64_t number = me->next++;
+    soak_fill(record, number, size_of(number));
+    rst_record_view(record, &turn);
+    must(rst_turn_to_reply(&turn, &reply, &reply_size, &error), error);
+    uint32_t turn_number = after->turn_count++;
+    after->numbers[turn_number] = number;
+    go(me, INGEST);
+    must(rst_put_reply(store, name, size, turn_number, reply, reply_size, &options, record, &error),
+         error);
+    done(me);
+    free(reply);
 }
 
 static void put_several(writer *me, rst_store *store, int w)
@@ -226,7 +252,11 @@ static void act(writer *me, rst_store *store, rst_record *record, int w, uint64_
     } else if (session->sealed) {
         release(me, store, w, s);
     } else if (session->turn_count == 0 || (dice < 65 && session->turn_count < TURNS_MAX)) {
-        put(me, store, record, w, s, false);
+        if (dice < 40) {
+            put(me, store, record, w, s, false);
+        } else {
+            ingest(me, store, record, w, s);
+        }
     } else if (dice < 75) {
         put(me, store, record, w, s, true);
     } else if (dice < 80) {
@@ -236,7 +266,7 @@ static void act(writer *me, rst_store *store, rst_record *record, int w, uint64_
     } else if (dice < 90 || session->turn_count == TURNS_MAX) {
         seal(me, store, w, s);
     } else {
-        put(me, store, record, w, s, false);
+        ingest(me, store, record, w, s);
     }
 }
 
