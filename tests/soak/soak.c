@@ -1,7 +1,7 @@
 /*
  * soak: a store at work for a long time, with processes killed now and then.
  *
- *   soak [--seconds N] [--seed N] [--dir FOLDER] [--durability memory|interval|full]
+ *   soak [--seconds N | --test] [--seed N] [--dir FOLDER] [--durability memory|interval|full]
  *
  * Writers record sessions and seal them.  Trainers, ranks of one consumer, take them, compare every
  * turn with what was written, acknowledge, commit and release.  Readers look at everything.  One of
@@ -487,19 +487,27 @@ static void run(rst_store *store, int64_t seconds)
     }
 }
 
+/* As one of many tests it is short, unless the environment wants more. */
+static int64_t seconds_of_test(void)
+{
+    const char *given = getenv("ROLLSTORE_SOAK_SECONDS");
+    return given ? strtoll(given, NULL, 10) : 20;
+}
+
 int main(int argc, char **argv)
 {
-    static const struct option options[] = {{"seconds", required_argument, NULL, 't'},
-                                            {"seed", required_argument, NULL, 's'},
-                                            {"dir", required_argument, NULL, 'd'},
-                                            {"durability", required_argument, NULL, 'y'},
-                                            {0}};
+    static const struct option options[] = {
+        {"seconds", required_argument, NULL, 't'}, {"seed", required_argument, NULL, 's'},
+        {"dir", required_argument, NULL, 'd'},     {"durability", required_argument, NULL, 'y'},
+        {"test", no_argument, NULL, 'q'},          {0}};
     int64_t seconds = 3600;
     const char *dir = getenv("ROLLSTORE_TEST_DIR") ? getenv("ROLLSTORE_TEST_DIR") : "/dev/shm";
     rst_create_options create = {.capacity_size = CAPACITY, .durability = RST_DURABILITY_MEMORY};
     for (int c; (c = getopt_long(argc, argv, "", options, NULL)) != -1;) {
         if (c == 't') {
             seconds = strtoll(optarg, NULL, 10);
+        } else if (c == 'q') {
+            seconds = seconds_of_test();
         } else if (c == 's') {
             seed = strtoull(optarg, NULL, 10);
         } else if (c == 'd') {
