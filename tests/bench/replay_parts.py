@@ -128,6 +128,7 @@ class Watch:
         self.wall: list[float] = []
         self.cpu: list[float] = []
         self.count = 0
+        self.ended = False
 
     def install(self) -> None:
         run = asyncio.Handle._run
@@ -141,21 +142,27 @@ class Watch:
 
     def reset(self, *_: object) -> None:
         """At SIGUSR1: what was until now, such as the store's opening, does not count."""
-        self.wall, self.cpu, self.count = [], [], 0
+        self.wall, self.cpu, self.count, self.ended = [], [], 0, False
+
+    def end(self, *_: object) -> None:
+        """At SIGUSR2: nor does what comes now, such as its closing."""
+        self.ended = True
 
     def add(self, wall: float, cpu: float) -> None:
+        if self.ended:
+            return
         self.count += 1
         if wall > 0.001:
             self.wall.append(wall)
             self.cpu.append(cpu)
 
     def told(self) -> str:
-        over = sum(wall > 0.005 for wall in self.wall)
         told = {
             "callbacks": self.count,
             "wall_max": max(self.wall, default=0.0),
-            "wall_over_5_ms": over,
+            "wall_over_5_ms": sum(wall > 0.005 for wall in self.wall),
             "cpu_max": max(self.cpu, default=0.0),
+            "cpu_over_5_ms": sum(cpu > 0.005 for cpu in self.cpu),
             "max_resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
         }
         return json.dumps(told)
@@ -167,6 +174,7 @@ def run_server(arguments: list[str]) -> None:
     watch = Watch()
     watch.install()
     signal.signal(signal.SIGUSR1, watch.reset)
+    signal.signal(signal.SIGUSR2, watch.end)
     sys.argv[1:] = arguments
     code = main()
     print(watch.told(), flush=True)
