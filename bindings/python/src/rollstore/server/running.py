@@ -20,7 +20,7 @@ log = logging.getLogger("rollstore.server")
 # A full collection looks at every object of every session, tens of milliseconds with 512 of them:
 # it waits for a moment without calls, and comes in spite of calls after _OVERDUE smaller ones.
 _THRESHOLDS = (1000, 2, 1_000_000)
-_DUE, _OVERDUE = 50, 5000
+_DUE, _OVERDUE = 1000, 20_000
 
 
 async def serve(settings: Settings) -> None:
