@@ -5,7 +5,7 @@
 
 #include "files.h"
 #include "internal.h"
-#include "pages.h"
+#include "pages/pages.h"
 
 typedef struct copy_job {
     rst_store *source;

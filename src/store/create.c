@@ -7,8 +7,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "durability/guard.h"
 #include "files.h"
-#include "guard.h"
 #include "internal.h"
 
 static int write_format(rst_env *env, const rst_format_entry *format, rst_error *error)

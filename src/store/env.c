@@ -7,10 +7,10 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "durability/guard.h"
+#include "durability/sync.h"
 #include "files.h"
-#include "guard.h"
-#include "pages.h"
-#include "sync.h"
+#include "pages/pages.h"
 
 /* LMDB forbids opening an environment twice in a process: closing one of them would drop the file
  * locks of both.  So every handle of a store shares the environment found in this list. */

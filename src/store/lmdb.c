@@ -7,7 +7,7 @@
 
 #include "files.h"
 #include "internal.h"
-#include "pages.h"
+#include "pages/pages.h"
 
 int rst_fail_lmdb(rst_error *error, int result, const char *what)
 {

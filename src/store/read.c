@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "internal.h"
-#include "pages.h"
+#include "pages/pages.h"
 
 int rst_snapshot_open(rst_store *store, rst_snapshot **out, rst_error *error)
 {

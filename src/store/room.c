@@ -1,6 +1,6 @@
 /* Room for what needs little: at capacity, releases and the like write to pages that turns never
  * get.  Those come back when nothing reads them any more: no snapshot, and no pin of a sync. */
-#include "sync.h"
+#include "durability/sync.h"
 
 /* LMDB keeps the pages that the last transaction freed for one transaction more.  When that was a
  * release and nobody commits after it, whoever waits for its pages must. */

@@ -2,7 +2,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "pages.h"
+#include "pages/pages.h"
 #include "sequence.h"
 
 typedef struct verifier {

@@ -6,10 +6,10 @@
 #include <sys/stat.h>
 
 #include "../layout/stream.h"
-#include "guard.h"
-#include "pages.h"
+#include "durability/guard.h"
+#include "durability/sync.h"
+#include "pages/pages.h"
 #include "sequence.h"
-#include "sync.h"
 
 int rst_check_not_deleted(const rst_store *store, rst_error *error)
 {

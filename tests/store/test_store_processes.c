@@ -9,7 +9,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "store/guard.h"
+#include "store/durability/guard.h"
 #include "store/internal.h"
 #include "support.h"
 

@@ -9,7 +9,7 @@
 #include <stddef.h>
 #include <stdint.h>
 
-#include "../error.h"
+#include "../../error.h"
 
 #define RST_PAGE_HEADER_SIZE 16u
 #define RST_PAGE_BRANCH 0x01u

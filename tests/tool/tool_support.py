@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-DATA = Path(__file__).parent / "data"
+DATA = Path(__file__).parents[1] / "data"
 TOOL = os.environ.get("ROLLSTORE_TOOL", "")
 NOBODY = 65534
 COMMANDS = "create decode put ingest ls show dump stat verify copy release consumers bench".split()

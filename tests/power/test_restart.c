@@ -12,7 +12,7 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "store/guard.h"
+#include "store/durability/guard.h"
 #include "support.h"
 
 enum { NOBODY = 65534, INTERVAL_NEVER_MS = 1 << 30 };

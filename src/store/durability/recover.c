@@ -11,9 +11,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "files.h"
+#include "../files.h"
+#include "../pages/pages.h"
 #include "guard.h"
-#include "pages.h"
 
 static uint64_t transaction_of(const unsigned char meta[RST_PAGES_META_SIZE])
 {

@@ -2,7 +2,7 @@
 #ifndef RST_SRC_STORE_SYNC_H
 #define RST_SRC_STORE_SYNC_H
 
-#include "internal.h"
+#include "../internal.h"
 
 /* Pin what is synced, syncing first where something is not, and start the thread.  To be done
  * before this process writes the first time. */

@@ -2,7 +2,7 @@
 #ifndef RST_SRC_STORE_PAGES_H
 #define RST_SRC_STORE_PAGES_H
 
-#include "internal.h"
+#include "../internal.h"
 
 typedef enum rst_pages_extent {
     RST_PAGES_NOT,         /* checked before */

@@ -14,7 +14,7 @@
 
 #include "power_disk.h"
 #include "power_work.h"
-#include "store/guard.h"
+#include "store/durability/guard.h"
 #include "support.h"
 
 /* ---------------------------------------------------------------- boots */

@@ -13,9 +13,9 @@
 #include <time.h>
 #include <unistd.h>
 
-#include "../layout/record.h"
-#include "files.h"
-#include "internal.h"
+#include "../../layout/record.h"
+#include "../files.h"
+#include "../internal.h"
 
 enum {
     SLOT_DISTANCE = 4096, /* no two slots in one block, which a disk may write as a whole */

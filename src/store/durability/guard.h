@@ -23,9 +23,9 @@
 
 #include <rollstore/layout.h>
 
-#include "../error.h"
+#include "../../error.h"
+#include "../pages/pages.h"
 #include "host.h"
-#include "pages.h"
 
 #define RST_GUARD_MAGIC UINT32_C(0x42545352) /* "RSTB" */
 

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 #include "power_disk.h"
-#include "store/guard.h"
+#include "store/durability/guard.h"
 #include "support.h"
 
 enum {
