@@ -19,6 +19,7 @@ from engine import Engine
 
 import rollstore
 from rollstore.server.app import Server
+from rollstore.server.running import raise_open_file_limit
 from rollstore.server.settings import Settings
 
 WORDS: dict[str, Any] = {
@@ -87,6 +88,7 @@ class Lab:
         return replace(made, **{**defaults, **self._given})
 
     async def __aenter__(self) -> Lab:
+        raise_open_file_limit()  # agents and engines are in this process, too
         for engine in self.engines:
             await engine.start()
         connector = aiohttp.TCPConnector(limit=0)

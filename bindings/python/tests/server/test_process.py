@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import resource
 import signal
 import subprocess
 import sys
@@ -147,3 +148,21 @@ def test_without_aiohttp_it_says_what_to_install(path: Path) -> None:
     assert "apt-get install python3-aiohttp" in failed.stderr
     assert "Traceback" not in failed.stderr
     assert not path.exists()
+
+
+def test_it_may_open_as_many_files_as_the_system_lets_it(path: Path) -> None:
+    files = resource.RLIMIT_NOFILE
+
+    async def main() -> None:
+        async with Lab(path, process=True) as lab:
+            await lab.stop()
+            before = resource.getrlimit(files)
+            resource.setrlimit(files, (128, before[1]))
+            try:
+                await lab.start()
+            finally:
+                resource.setrlimit(files, before)
+            assert lab.process is not None
+            assert resource.prlimit(lab.process.pid, files) == (before[1], before[1])
+
+    run(main)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import gc
 import logging
+import resource
 import signal
 
 from aiohttp import web
@@ -13,7 +14,7 @@ from aiohttp import web
 from rollstore.server.app import Server
 from rollstore.server.settings import Settings
 
-__all__ = ["serve"]
+__all__ = ["raise_open_file_limit", "serve"]
 
 log = logging.getLogger("rollstore.server")
 
@@ -23,8 +24,17 @@ _THRESHOLDS = (1000, 2, 1_000_000)
 _DUE, _OVERDUE = 1000, 20_000
 
 
+def raise_open_file_limit() -> None:
+    """As far as it goes. A call holds two sockets: under the usual limit of 1,024 files, engines could
+    not be reached any more from 500 calls on."""
+    hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    with contextlib.suppress(OSError, ValueError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+
+
 async def serve(settings: Settings) -> None:
     """Until SIGTERM or SIGINT; the second one does not wait for running calls."""
+    raise_open_file_limit()
     server = Server(settings)
     runner = web.AppRunner(server.app, access_log=None, handle_signals=False)
     await runner.setup()
