@@ -25,8 +25,8 @@ _DUE, _OVERDUE = 1000, 20_000
 
 
 def raise_open_file_limit() -> None:
-    """As far as it goes. A call holds two sockets: under the usual limit of 1,024 files, engines could
-    not be reached any more from 500 calls on."""
+    """As far as it goes. A call holds two sockets: under the usual limit of 1,024 files, engines
+    could not be reached any more from 500 calls on."""
     hard = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     with contextlib.suppress(OSError, ValueError):
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
