@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import gc
+import itertools
 import logging
 import resource
 import signal
+import socket
+from typing import Any
 
 from aiohttp import web
 
@@ -18,10 +21,14 @@ __all__ = ["raise_open_file_limit", "serve"]
 
 log = logging.getLogger("rollstore.server")
 
-# A full collection looks at every object of every session, tens of milliseconds with 512 of them:
-# it waits for a moment without calls, and comes in spite of calls after _OVERDUE smaller ones.
-_THRESHOLDS = (1000, 2, 1_000_000)
+# The interpreter's collector looks when more was made than freed, at all that was made since: with
+# hundreds of calls under way that is all of theirs, and 20 ms. Here it looks often and at little. A
+# full collection looks at every object of every session, tens of milliseconds with 512 of them: it
+# waits for a moment without calls, and comes in spite of calls after _OVERDUE smaller ones.
+_YOUNGEST, _YOUNG = 4, 32  # beginnings and ends of requests
 _DUE, _OVERDUE = 1000, 20_000
+
+_WAITING, _ACCEPTED_AT_ONCE = 1024, 16
 
 
 def raise_open_file_limit() -> None:
@@ -32,10 +39,45 @@ def raise_open_file_limit() -> None:
         resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
+async def listen(runner: web.AppRunner, host: str, port: int) -> None:
+    """At each address of the host. asyncio takes as many connections at one go as may wait, and a
+    few hundred of them are 20 ms: so it is told of few, and the sockets then of more."""
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    for family, _, _, _, address in dict.fromkeys(found):
+        listening = socket.create_server(address, family=family, backlog=_WAITING)
+        await web.SockSite(runner, listening, backlog=_ACCEPTED_AT_ONCE).start()
+        listening.listen(_WAITING)
+
+
+def collect_a_little(step: int) -> None:
+    if step % _YOUNG == 0:
+        gc.collect(1)
+    elif step % _YOUNGEST == 0:
+        gc.collect(0)
+
+
+def make_collecting() -> Any:
+    """A middleware around all others."""
+    steps = itertools.count(1)
+
+    @web.middleware
+    async def collecting(request: web.Request, handler: Any) -> web.StreamResponse:
+        collect_a_little(next(steps))
+        try:
+            answer: web.StreamResponse = await handler(request)
+        finally:
+            collect_a_little(next(steps))
+        return answer
+
+    return collecting
+
+
 async def serve(settings: Settings) -> None:
     """Until SIGTERM or SIGINT; the second one does not wait for running calls."""
     raise_open_file_limit()
     server = Server(settings)
+    server.app.middlewares.insert(0, make_collecting())
     runner = web.AppRunner(server.app, access_log=None, handle_signals=False)
     await runner.setup()
     stop = asyncio.Event()
@@ -48,15 +90,14 @@ async def serve(settings: Settings) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping)
     try:
-        site = web.TCPSite(runner, settings.host, settings.port, backlog=1024)
-        await site.start()
+        await listen(runner, settings.host, settings.port)
         for address in runner.addresses:
             host = f"[{address[0]}]" if ":" in address[0] else address[0]
             print(f"rollstore.server: listening on http://{host}:{address[1]}", flush=True)
         # What was made until now stays: it need not be looked through again and again.
         gc.collect()
         gc.freeze()
-        gc.set_threshold(*_THRESHOLDS)
+        gc.disable()
         collecting = asyncio.ensure_future(collect(server))
         await stop.wait()
         collecting.cancel()
