@@ -154,10 +154,11 @@ class Journal:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             _write(file, data)
             with self._lock:
-                _write(file, b"".join(self._meanwhile or ()))
+                meanwhile = b"".join(self._meanwhile or ())
+                _write(file, meanwhile)
                 os.rename(new, self.path)
                 self._file, file = file, self._file
-                self._size = len(data)
+                self._size = len(data) + len(meanwhile)
                 self._size_max = 2 * len(data) + _SIZE_MIN
         finally:
             os.close(file)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import errno
 import gc
 import itertools
 import logging
@@ -28,7 +29,8 @@ log = logging.getLogger("rollstore.server")
 _YOUNGEST, _YOUNG = 4, 32  # beginnings and ends of requests
 _DUE, _OVERDUE = 1000, 20_000
 
-_WAITING, _ACCEPTED_AT_ONCE = 1024, 16
+_WAITING, _ACCEPTED_AT_ONCE = 1024, 16  # connections
+_NO_SUCH_ADDRESS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)
 
 
 def raise_open_file_limit() -> None:
@@ -40,12 +42,19 @@ def raise_open_file_limit() -> None:
 
 
 async def listen(runner: web.AppRunner, host: str, port: int) -> None:
-    """At each address of the host. asyncio takes as many connections at one go as may wait, and a
-    few hundred of them are 20 ms: so it is told of few, and the sockets then of more."""
+    """At each address of the host that this machine has. asyncio takes as many connections at one
+    go as may wait, and hundreds of them block its loop: so it is told of few, and the system then
+    of more."""
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    for family, _, _, _, address in dict.fromkeys(found):
-        listening = socket.create_server(address, family=family, backlog=_WAITING)
+    for number, (family, _, _, _, address) in enumerate(found, 1):
+        try:
+            listening = socket.create_server(address, family=family, backlog=_WAITING)
+        except OSError as error:
+            # "localhost" is often of both families where the system has one.
+            if error.errno in _NO_SUCH_ADDRESS and (runner.sites or number < len(found)):
+                continue
+            raise
         await web.SockSite(runner, listening, backlog=_ACCEPTED_AT_ONCE).start()
         listening.listen(_WAITING)
 
@@ -98,9 +107,9 @@ async def serve(settings: Settings) -> None:
         gc.collect()
         gc.freeze()
         gc.disable()
-        collecting = asyncio.ensure_future(collect(server))
+        collector = asyncio.ensure_future(collect_all(server))
         await stop.wait()
-        collecting.cancel()
+        collector.cancel()
         log.info("stopping: waiting for running calls")
         drained = asyncio.ensure_future(server.drain(settings.drain))
         at_once = asyncio.ensure_future(now.wait())
@@ -113,7 +122,7 @@ async def serve(settings: Settings) -> None:
         await runner.cleanup()
 
 
-async def collect(server: Server) -> None:
+async def collect_all(server: Server) -> None:
     """For ever: what Python's smaller collections leave."""
     while True:
         await asyncio.sleep(1.0)
