@@ -368,12 +368,9 @@ static bool all_used(const rst_json_cut *cuts, uint32_t count)
     return true;
 }
 
-/* Bytes of the shortest entry and the ',' behind it: a text has no more entries than that gives. */
-#define ENTRY_SIZE_MIN sizeof "[0,0,null]"
-
 static bool reserve_entries(rst_json_reader *reader, size_t size)
 {
-    size_t room = size / ENTRY_SIZE_MIN + 1;
+    size_t room = size / RST_JSON_ENTRY_SIZE_MIN + 1;
     return !reader->lists_too || rst_json_reserve(&reader->entries, room * sizeof(rst_json_entry));
 }
 
@@ -383,7 +380,7 @@ static int without_long_parts(rst_json_reader *reader, const char *text, size_t 
                               rst_json_use *use, void *context)
 {
     rst_json_entries entries = {.items = (rst_json_entry *)(void *)reader->entries.bytes,
-                                .room = (uint32_t)(size / ENTRY_SIZE_MIN + 1)};
+                                .room = (uint32_t)(size / RST_JSON_ENTRY_SIZE_MIN + 1)};
     uint32_t count =
         rst_json_find_cuts(text, size, reader->cuts, reader->lists_too ? &entries : NULL);
     size_t shortened_size = rst_json_shortened_size(size, reader->cuts, count);

@@ -201,8 +201,7 @@ static const char *learn_entry(shape *s, const char *at, const char *end, note *
 #define LANE_SIZE 2048  /* bytes from one to the next, at least; */
 #define LANE_SEARCH 256 /* and as many more until an element begins */
 
-#define ENTRY_SIZE_MIN 11 /* ",[0,0,null]" */
-#define LANE_NOTES ((LANE_SIZE + LANE_SEARCH) / ENTRY_SIZE_MIN + 1)
+#define LANE_NOTES ((LANE_SIZE + LANE_SEARCH) / RST_JSON_ENTRY_SIZE_MIN + 1)
 
 /* A list's elements; entries: NULL, or where to put their values. */
 typedef struct list {
@@ -288,7 +287,7 @@ static inline bool step_known_part(const list *l, const part *p, lanes *x)
 static bool step_lanes(const list *l, lanes *x)
 {
     for (size_t i = 0; i < LANES; i++) {
-        if (*x->at[i] != ',') {
+        if (*x->at[i] != ',' || x->counts[i] == LANE_NOTES) {
             return false;
         }
         x->at[i]++;
@@ -306,7 +305,7 @@ static bool step_lanes(const list *l, lanes *x)
 
 static bool run_lane(const list *l, lanes *x, size_t i)
 {
-    while (x->at[i] && x->at[i] < x->until[i] && *x->at[i] == ',') {
+    while (x->at[i] && x->at[i] < x->until[i] && *x->at[i] == ',' && x->counts[i] < LANE_NOTES) {
         note *n = &x->notes[i][x->counts[i]];
         x->at[i] = element_end(&l->shape, x->at[i] + 1, l->end, n);
         x->counts[i] += l->entries != NULL;

@@ -7,6 +7,10 @@
 /* Brackets that are open at most in a list that is left out, its own included. */
 #define RST_JSON_LIST_DEPTH 3
 
+/* Bytes of the shortest entry of "output_token_logprobs" and its ',': a text has no more of them
+ * than that gives. */
+#define RST_JSON_ENTRY_SIZE_MIN (sizeof ",[0,0,\"\"]" - 1)
+
 /* Where to look for lists, and where to note them. */
 typedef struct rst_json_list_search {
     const char *text;

@@ -29,7 +29,7 @@ static void need_wide_set(void)
 /* ---------------------------------------------------------------- texts */
 
 typedef struct reply_text {
-    char text[1 << 16];
+    char text[1 << 17];
     size_t size;
 } reply_text;
 
@@ -198,6 +198,27 @@ static void values_of_every_spelling_are_read(void **state)
     assert_true(read > 50);
 }
 
+/* As many to a piece as there can be. */
+static void the_shortest_entries_are_read(void **state)
+{
+    (void)state;
+    need_wide_set();
+    static const char *const entries[] = {"[0,7,\"\"]", "[0,7,null]", "[0,7,\"a\"]"};
+    for (size_t i = 0; i < sizeof entries / sizeof *entries; i++) {
+        for (uint32_t count = 1000; count <= 6000; count += 500) {
+            made.size = 0;
+            add(&made, "{\"choices\":[{\"index\":0,\"message\":{},\"finish_reason\":\"stop\","
+                       "\"meta_info\":{\"output_token_logprobs\":[");
+            for (uint32_t e = 0; e < count; e++) {
+                add(&made, "%s%s", e ? "," : "", entries[i]);
+            }
+            add(&made, "]}}],\"padding\":\"%0200d\"}", 0);
+            assert_int_equal(lists_in(made.text, made.size), 1);
+            assert_int_equal(assert_same_both_ways(made.text, made.size), RST_OK);
+        }
+    }
+}
+
 /* Each byte in turn becomes each of some others: the two ways find the same fault, or none. */
 static void a_damaged_byte_makes_no_difference(void **state)
 {
@@ -354,6 +375,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(lists_of_every_length_are_read),
         cmocka_unit_test(values_of_every_spelling_are_read),
+        cmocka_unit_test(the_shortest_entries_are_read),
         cmocka_unit_test(a_damaged_byte_makes_no_difference),
         cmocka_unit_test(a_damaged_byte_far_in_makes_no_difference),
         cmocka_unit_test(a_cut_text_makes_no_difference),
