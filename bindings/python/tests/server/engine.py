@@ -246,7 +246,8 @@ class Engine:
     """The server. Settings may be changed while it runs.
 
     failures: what happens to the next requests, one each: a status (500), "close" (no reply),
-        "cut" (half a reply), "garbage", "error" (an error with status 200), "abort" (no tokens),
+        "cut" (half a reply), "redirect", "zip" (compressed), "odd message", "garbage",
+        "error" (an error with status 200), "abort" (no tokens),
         "hang" (until released or left).
     seen: the requests, parsed. aborted: requests whose client left before the reply.
     """
@@ -352,6 +353,16 @@ class Engine:
         if isinstance(failure, int):
             error = {"object": "error", "message": f"failure {failure}", "code": failure}
             return web.json_response(error, status=failure)
+        if failure == "redirect":
+            return web.Response(status=307, headers={"Location": "http://127.0.0.1:1/"})
+        if failure == "zip":
+            whole = web.json_response(reply_of(request, self))
+            whole.enable_compression(web.ContentCoding.gzip)
+            return whole
+        if failure == "odd message":
+            odd = reply_of(request, self)
+            odd["choices"][0]["message"] = "text"
+            return web.json_response(odd)
         if failure == "garbage":
             return web.Response(body=b'{"choices":[{', content_type="application/json")
         if failure == "error":

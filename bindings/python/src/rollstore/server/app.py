@@ -135,6 +135,10 @@ class Server:
                 raise
             except ConnectionError:  # while its body was read: nobody reads the answer
                 response = self._refused(gone())
+            except OSError as error:
+                log.error("%s: %s", request.method, error)
+                message = f"the session server's journal: {error.strerror}"
+                response = self._refused(Refusal(503, "journal", message, retry=True))
             except Exception:
                 log.exception("%s: a fault of the session server", request.method)
                 response = self._refused(Refusal(500, "internal", "a fault of the session server"))
@@ -144,6 +148,8 @@ class Server:
         return outermost
 
     def _refused(self, refusal: Refusal) -> web.Response:
+        # Its frames hold the call, and the call's reply, and are held by it through these.
+        refusal.__traceback__ = refusal.__context__ = None
         self.metrics.refusal(refusal.kind)
         return error_response(refusal)
 
@@ -170,6 +176,8 @@ class Server:
             # Pages in a browser cannot send this type to other hosts without asking.
             message = "the body's Content-Type must be application/json"
             raise Refusal(415, "content_type", message, retry=False)
+        if "Content-Encoding" in request.headers:
+            raise Refusal(415, "content_encoding", "the body must not be compressed", retry=False)
 
     def _check_host(self, request: web.Request) -> None:
         """Where only this host is served, a page whose name was pointed here is not."""
@@ -193,7 +201,7 @@ class Server:
         session_id = request.match_info.get("id")
         if session_id is not None and self._is_agents(request):
             allowed.append(session_key(token, session_id))
-        given_bytes = given.strip().encode()
+        given_bytes = _bytes(given.strip())
         found = [hmac.compare_digest(given_bytes, one.encode()) for one in allowed]
         if scheme.lower() != "bearer" or not any(found):
             raise Refusal(401, "token", "no or a wrong bearer token", retry=False)
@@ -327,9 +335,14 @@ class Server:
         )
 
 
+def _bytes(text: str) -> bytes:
+    """Of a header or a path, in which aiohttp keeps what is not UTF-8 as surrogates."""
+    return text.encode("utf-8", "surrogateescape")
+
+
 def session_key(token: str, session_id: str) -> str:
     """What an agent may know instead of the server's token: it opens one session's calls."""
-    message = b"rollstore session " + session_id.encode()
+    message = b"rollstore session " + _bytes(session_id)
     digest = hmac.new(token.encode(), message, hashlib.sha256).digest()
     return base64.urlsafe_b64encode(digest).decode().rstrip("=")
 
@@ -358,7 +371,7 @@ async def _object(request: web.Request, names: tuple[str, ...]) -> dict[str, Any
         return {}
     try:
         given = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         raise _bad("body", "it is not JSON") from None
     if not isinstance(given, dict):
         raise _bad("body", "an object is needed")

@@ -135,9 +135,10 @@ class Engines:
             try:
                 return await self._attempt(engine, body)
             except _Failed as failure:
-                if attempt == self._settings.retries:
-                    raise failure.refusal from None
-                avoid = engine if failure.moves else None
+                refusal, moves = failure.refusal, failure.moves
+            if attempt == self._settings.retries:
+                raise refusal  # not above: it and its _Failed would hold one another
+            avoid = engine if moves else None
             self._metrics.engine_retries += 1
             await asyncio.sleep(_FIRST_PAUSE * 2.0**attempt)
             attempt += 1
@@ -145,7 +146,9 @@ class Engines:
     async def _attempt(self, engine: Engine, body: bytes) -> Reply:
         began = time.perf_counter()
         try:
-            async with self.client.post(engine.url + CHAT, data=body) as response:
+            async with self.client.post(
+                engine.url + CHAT, data=body, allow_redirects=False
+            ) as response:
                 pieces = await self._read(response)
                 status, content_type = response.status, response.content_type
         except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError):

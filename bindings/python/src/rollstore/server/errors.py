@@ -60,12 +60,14 @@ class EngineRefusal(Refusal):
 
 def engine_refusal(status: int, body: bytes) -> EngineRefusal:
     """From an engine's answer that is no 200."""
+    # A redirect, say, is not followed, and is no error that agents know.
+    told = status if 400 <= status < 600 else 502
     try:
         found: Any = json.loads(body)
-    except ValueError:
+    except (ValueError, RecursionError):
         found = None
     if isinstance(found, dict) and isinstance(found.get("error"), dict):
-        return EngineRefusal(status, str(found["error"].get("message")), body)
+        return EngineRefusal(told, str(found["error"].get("message")), body)
     message, error = body[:500].decode("utf-8", "replace"), {}
     if isinstance(found, dict):
         error = {name: found.get(name) for name in ("type", "param", "code")}
@@ -74,7 +76,7 @@ def engine_refusal(status: int, body: bytes) -> EngineRefusal:
     shaped = {"type": "engine_error", "param": None, "code": "engine_error"}
     shaped.update({name: value for name, value in error.items() if value is not None})
     shaped["message"] = message or f"the engine answered with status {status}"
-    return EngineRefusal(status, str(shaped["message"]), json.dumps({"error": shaped}).encode())
+    return EngineRefusal(told, str(shaped["message"]), json.dumps({"error": shaped}).encode())
 
 
 def error_response(refusal: Refusal) -> web.Response:

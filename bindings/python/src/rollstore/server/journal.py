@@ -116,8 +116,8 @@ class Journal:
     def _append(self, line: dict[str, Any]) -> None:
         data = _line(line)
         with self._lock:
+            _append_whole(self._file, data)
             self._state.take(line)
-            _write(self._file, data)
             self._size += len(data)
             if self._meanwhile is not None:
                 self._meanwhile.append(data)
@@ -137,6 +137,9 @@ class Journal:
             self._meanwhile = []
         try:
             self._rewrite()
+        except OSError:  # the old one goes on; once more when it has grown again
+            with self._lock:
+                self._size_max = self._size + _SIZE_MIN
         finally:
             with self._lock:
                 self._meanwhile = None
@@ -179,6 +182,16 @@ def _line(content: dict[str, Any]) -> bytes:
 def _write(file: int, data: bytes) -> None:
     while data:
         data = data[os.write(file, data) :]
+
+
+def _append_whole(file: int, data: bytes) -> None:
+    """Or nothing: what was written of a line would take the next one with it."""
+    end = os.fstat(file).st_size
+    try:
+        _write(file, data)
+    except OSError:
+        os.ftruncate(file, end)
+        raise
 
 
 def _open_held(path: str) -> int:

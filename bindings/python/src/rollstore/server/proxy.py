@@ -11,7 +11,6 @@ import aiohttp
 from aiohttp import web
 
 from rollstore import RollstoreError
-from rollstore.server import streaming
 from rollstore.server.engines import CHAT, Engines
 from rollstore.server.errors import JSON, Refusal
 from rollstore.server.metrics import Metrics
@@ -157,14 +156,12 @@ class Proxy:
     def _answer(self, prepared: Prepared, asked: Training) -> web.Response:
         headers = {"x-rollstore-turn": str(prepared.turn)}
         if asked.stream:
-            body = streaming.events(prepared.answer, prepared.logprobs, asked.include_usage)
             headers["Content-Type"] = "text/event-stream; charset=utf-8"
             headers["Cache-Control"] = "no-cache"
         else:
-            body = prepared.answer
             headers["Content-Type"] = JSON
-        self._metrics.answer_bytes += len(body)
-        return web.Response(body=body, headers=headers)
+        self._metrics.answer_bytes += len(prepared.answer)
+        return web.Response(body=prepared.answer, headers=headers)
 
     # ------------------------------------------------------------ passed through
 
@@ -189,11 +186,18 @@ class Proxy:
     async def _relay(
         self, request: web.Request, method: str, url: str, body: bytes | None
     ) -> web.StreamResponse:
+        response: web.StreamResponse | None = None
         try:
-            async with self._engines.client.request(method, url, data=body) as reply:
+            async with self._engines.client.request(
+                method, url, data=body, allow_redirects=False
+            ) as reply:
+                if not (reply.status == 200 or 400 <= reply.status < 600):
+                    message = f"the engine answered with status {reply.status}"
+                    raise Refusal(502, "engine_error", message, retry=False)
                 headers = {n: reply.headers[n] for n in _ANSWER_HEADERS if n in reply.headers}
                 response = web.StreamResponse(status=reply.status, headers=headers)
-                if reply.content_length is not None:
+                # Of a compressed body, which was not asked for, the length is another one here.
+                if reply.content_length is not None and "Content-Encoding" not in reply.headers:
                     response.content_length = reply.content_length
                 await response.prepare(request)
                 async for piece in reply.content.iter_any():
@@ -201,12 +205,22 @@ class Proxy:
                     await response.write(piece)
                 await response.write_eof()
                 return response
-        except (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError):
-            message = "the engine cannot be reached"
-            raise Refusal(502, "engine_unreachable", message, retry=True) from None
-        except TimeoutError:
+        except (aiohttp.ClientError, TimeoutError) as error:
+            if response is None or not response.prepared:
+                raise self._relay_refusal(error) from None
+            # The agent has a part of an answer: only a connection that breaks says that.
+            if request.transport is not None:
+                request.transport.abort()
+            return response
+
+    def _relay_refusal(self, error: Exception) -> Refusal:
+        if isinstance(error, (aiohttp.ClientConnectorError, aiohttp.ServerTimeoutError)):
+            return Refusal(502, "engine_unreachable", "the engine cannot be reached", retry=True)
+        if isinstance(error, TimeoutError):
             message = f"the engine gave no reply within {self._settings.timeout:g} s"
-            raise Refusal(504, "engine_timeout", message, retry=False) from None
+            return Refusal(504, "engine_timeout", message, retry=False)
+        message = f"the engine's reply broke off: {type(error).__name__}"
+        return Refusal(502, "engine_broke_off", message, retry=True)
 
     # ------------------------------------------------------------ beside the calls
 

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, TypeVar
 import numpy as np
 
 from rollstore import FullError, ReplyError, Store, Turn, _rollstore, decode
+from rollstore.server import streaming
 from rollstore.server.errors import Refusal
 from rollstore.server.journal import Journal
 from rollstore.server.rewrite import Training
@@ -68,8 +69,7 @@ class Prepared(NamedTuple):
     tokens: int
     prompt_tokens: int
     digest: str | None
-    answer: bytes
-    logprobs: bytes | None
+    answer: bytes  # for the agent: the reply, or a stream's events
     strip_seconds: float
     decode_seconds: float
 
@@ -135,6 +135,8 @@ class Recorder:
             prompt=None if prompt is None else np.frombuffer(prompt, np.int32),
             temperature=asked.temperature,
         )
+        if asked.stream:
+            answer = _events(answer, logprobs, asked.include_usage)
         return Prepared(
             turn=last.turn_count - 1 if replaces else last.turn_count,
             replaces=replaces,
@@ -143,7 +145,6 @@ class Recorder:
             prompt_tokens=len(prompt) // 4 if prompt else 0,
             digest=digest,
             answer=answer,
-            logprobs=logprobs,
             strip_seconds=stripped - began,
             decode_seconds=time.perf_counter() - stripped,
         )
@@ -170,6 +171,15 @@ class Recorder:
             f"{self._settings.full_timeout:g} s"
         )
         raise Refusal(503, "store_full", message, retry=True)
+
+
+def _events(answer: bytes, logprobs: bytes | None, include_usage: bool) -> bytes:
+    """Made before the turn is stored: what cannot be streamed is not recorded either."""
+    try:
+        return streaming.events(answer, logprobs, include_usage)
+    except (ValueError, TypeError, AttributeError, LookupError, RecursionError) as error:
+        message = f"the engine's reply cannot be made a stream: {error}"
+        raise Refusal(502, "reply", message, retry=False) from None
 
 
 def _refusal(error: ReplyError) -> Refusal:

@@ -82,7 +82,11 @@ def _parse(body: bytes) -> tuple[dict[str, bytes], dict[str, Any]]:
     for spelled, value in members:
         name = json.loads(spelled)
         raw[name] = value
-        request[name] = value if name in _AS_THEY_ARE else json.loads(value)
+        try:
+            request[name] = value if name in _AS_THEY_ARE else json.loads(value)
+        except (ValueError, RecursionError) as error:
+            message = f"{name[:64]}: {error}"
+            raise Refusal(400, "request", message, param=name[:64], retry=False) from None
     return raw, request
 
 

@@ -27,7 +27,7 @@ log = logging.getLogger("rollstore.server")
 # full collection looks at every object of every session, tens of milliseconds with 512 of them: it
 # waits for a moment without calls, and comes in spite of calls after _OVERDUE smaller ones.
 _YOUNGEST, _YOUNG = 4, 32  # beginnings and ends of requests
-_DUE, _OVERDUE = 1000, 20_000
+_DUE, _OVERDUE = 50, 2_000
 
 _WAITING, _ACCEPTED_AT_ONCE = 1024, 16  # connections
 _NO_SUCH_ADDRESS = (errno.EAFNOSUPPORT, errno.EADDRNOTAVAIL)

@@ -96,8 +96,10 @@ class Session:
         self.call = call
 
     def release(self, call: Call) -> None:
-        """The call is over: the next one may begin."""
+        """The call is over: the next one may begin. A failed task has its exception, and that one
+        the frames that know the call: a ring, with the reply in it, for the collector to find."""
         self.call = None
+        call.task = None
         call.done.set()
 
     async def stop_call(self) -> None:
