@@ -87,6 +87,11 @@ static int need_one_id(const line_reading *l, rst_json_node root)
         if (count > 1) {
             return fail_at_node(l, RST_ERR_VALUE, "session_id", key, "stands twice in the line");
         }
+        /* Of several such ids session_id may be the same. */
+        if (rst_json_string_is(l->json, key, "session_id_hex")) {
+            return fail_at_node(l, RST_ERR_VALUE, "session_id_hex", key,
+                                "stands for an id that is not UTF-8, which no line can hold");
+        }
     }
     return RST_OK;
 }

@@ -249,6 +249,8 @@ static void wrong_turns_are_refused(void **state)
         {"\"s-1\"", "17", 0, RST_ERR_TYPE, "session_id", "17"},
         {"\"s-1\"", "\"\"", 0, RST_ERR_VALUE, "session_id", "\"\""},
         {"\"s-1\"", "\"\\ud800\"", 0, RST_ERR_VALUE, "session_id", "\"\\ud800\""},
+        {"\"s-1\"", "\"a\",\"session_id_hex\":\"ff\"", 0, RST_ERR_VALUE, "session_id_hex",
+         "\"session_id_hex\""},
         {"\"s-1\"", "\"a\",\"session_id\":\"b\"", 0, RST_ERR_VALUE, "session_id",
          "\"session_id\":\"b\""},
         {"\"turn\":3", "\"turns\":3", 0, RST_ERR_MISSING, "turn", NULL},
