@@ -122,8 +122,10 @@ typedef struct rst_change {
  *
  * At capacity, PUT waits up to timeout_ms for space (RST_ERR_FULL).  A release never waits for
  * space; with RST_DURABILITY_INTERVAL, what was released is there after the next sync, which this
- * call makes where it needs to, and for which it may have to wait for other processes. Other
- * errors: RST_ERR_READ_ONLY, _FORKED, _GONE, _LIMIT, _IO.
+ * call makes where it needs to, and for which it may have to wait for other processes. No timeout
+ * is counted while another process writes, nor while it is stopped (SIGSTOP, a debugger) in the
+ * middle of that; a killed one holds up nobody. Other errors: RST_ERR_READ_ONLY, _FORKED, _GONE,
+ * _LIMIT, _IO.
  *
  * When the process is killed in this call, the changes are made as a whole or not at all; which,
  * is settled by the next write of any process.

@@ -71,6 +71,7 @@ def test_version_is_the_librarys() -> None:
         ["put", "/x", "s", "one"],
         ["put", "/x", "s", "-1"],
         ["put", "/x", "s", "0", "--prompt", "1", "--prompt-file", "f"],
+        ["put", "/x", "s", "0", "--reward", "1"],
         ["put", "/x", "s", "0", "--temperature", "nan"],
         ["put", "/x", "s", "0", "--temperature", "-1"],
         ["put", "/x", "s", "0", "--temperature", "1e39"],

@@ -200,6 +200,9 @@ static int run(int argc, char **argv)
     if (a.prompt && a.prompt_file) {
         return fail_usage(argv[0], "--prompt and --prompt-file exclude each other");
     }
+    if (!a.end && (!isnan(a.reward) || a.group_index != RST_NO_INDEX || a.index != RST_NO_INDEX)) {
+        return fail_usage(argv[0], "--reward, --group-index and --index need --end");
+    }
     if (a.temperature < 0 || a.temperature > (double)FLT_MAX) {
         return fail_usage(argv[0], "--temperature %g: it takes a number from 0 on", a.temperature);
     }
