@@ -140,12 +140,7 @@ static int load(rst_env *env, rst_pages_extent check, rst_error *error)
         return code;
     }
     MDB_txn *txn;
-    int result = mdb_txn_begin(env->lmdb, NULL, MDB_RDONLY, &txn);
-    if (result == MDB_READERS_FULL) {
-        int dead;
-        mdb_reader_check(env->lmdb, &dead);
-        result = mdb_txn_begin(env->lmdb, NULL, MDB_RDONLY, &txn);
-    }
+    int result = rst_begin_reading(env, &txn);
     if (result) {
         return rst_fail_lmdb(error, result, "opening");
     }
@@ -194,9 +189,9 @@ static unsigned slots_to_ask_for(const char *path)
 
 /* Opening for writing lets LMDB stretch the file: so a file that is none of ours is found out
  * read-only first. */
-static int probe(const char *path, rst_format_entry *format, rst_error *error)
+static int probe(const char *path, rst_guard *guard, rst_format_entry *format, rst_error *error)
 {
-    rst_env env = {0};
+    rst_env env = {.guard = guard};
     int code = rst_lmdb_open(path, MDB_RDONLY, slots_to_ask_for(path), 0600, 0, &env.lmdb, error);
     if (!code) {
         code = load(&env, RST_PAGES_FOR_WRITING, error);
@@ -216,7 +211,7 @@ int rst_allocate_data(MDB_env *lmdb, uint64_t size, const char *path, rst_error 
 static int open_for_writing(const char *path, rst_env *env, rst_error *error)
 {
     rst_format_entry format;
-    int code = probe(path, &format, error);
+    int code = probe(path, env->guard, &format, error);
     if (!code) {
         code = rst_check_limits(format.map_size, error);
     }
@@ -249,7 +244,7 @@ static int attach(const char *path, rst_env *env, rst_error *error)
     }
     rst_error_clear(error);
     rst_format_entry format;
-    code = probe(path, &format, error);
+    code = probe(path, NULL, &format, error);
     code = code ? code : rst_guard_adopt(path, &format, error);
     return code ? code : rst_guard_attach(path, env->read_only, &env->guard, error);
 }

@@ -71,6 +71,10 @@ typedef struct rst_write {
  * 0 or LMDB's result. */
 int rst_begin_writing(rst_env *env, MDB_txn **txn);
 
+/* A snapshot's; a full table is tried once more without the dead.  0 or LMDB's result. */
+int rst_begin_reading(rst_env *env, MDB_txn **txn);
+int rst_clear_dead_readers(rst_env *env, int *dead);
+
 /* For changes that need little room: at capacity, where open snapshots and syncs hold the pages
  * kept for them, it waits for those up to RST_ROOM_PATIENCE_MS.  Not for who has a snapshot open.
  */

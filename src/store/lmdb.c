@@ -1,10 +1,12 @@
-/* LMDB: its results as errors, and its environments opened and closed safely. */
+/* LMDB: its results as errors, its transactions begun, and its environments opened and closed
+ * safely. */
 #include <errno.h>
 #include <fcntl.h>
 #include <stdio.h>
 #include <sys/file.h>
 #include <unistd.h>
 
+#include "durability/guard.h"
 #include "files.h"
 #include "internal.h"
 #include "pages/pages.h"
@@ -49,6 +51,56 @@ int rst_fail_lmdb(rst_error *error, int result, const char *what)
         }
         return rst_fail(error, RST_ERR_IO, NULL, "%s: %s", what, mdb_strerror(result));
     }
+}
+
+int rst_begin_writing(rst_env *env, MDB_txn **txn)
+{
+    *txn = NULL;
+    int result = rst_guard_lock_writing(env->guard);
+    if (!result) {
+        result = mdb_txn_begin(env->lmdb, NULL, 0, txn);
+        if (result) {
+            rst_guard_unlock_writing(env->guard);
+        }
+    }
+    return result;
+}
+
+/* With the lock of rst_guard_lock_slots. */
+static int take_slot(MDB_env *lmdb, MDB_txn **txn)
+{
+    int result = mdb_txn_begin(lmdb, NULL, MDB_RDONLY, txn);
+    if (result == MDB_READERS_FULL) {
+        int dead;
+        mdb_reader_check(lmdb, &dead);
+        result = mdb_txn_begin(lmdb, NULL, MDB_RDONLY, txn);
+    }
+    return result;
+}
+
+int rst_begin_reading(rst_env *env, MDB_txn **txn)
+{
+    *txn = NULL;
+    int result = rst_guard_lock_slots(env->guard);
+    if (!result) {
+        result = take_slot(env->lmdb, txn);
+        rst_guard_unlock_slots(env->guard);
+    }
+    if (result) {
+        *txn = NULL;
+    }
+    return result;
+}
+
+int rst_clear_dead_readers(rst_env *env, int *dead)
+{
+    *dead = 0;
+    int result = rst_guard_lock_slots(env->guard);
+    if (!result) {
+        result = mdb_reader_check(env->lmdb, dead);
+        rst_guard_unlock_slots(env->guard);
+    }
+    return result;
 }
 
 enum { DATABASE_COUNT = 6 };

@@ -17,13 +17,7 @@ int rst_snapshot_open(rst_store *store, rst_snapshot **out, rst_error *error)
     if (!snapshot) {
         return rst_fail(error, RST_ERR_MEMORY, NULL, "no memory");
     }
-    MDB_env *lmdb = store->env->lmdb;
-    int result = mdb_txn_begin(lmdb, NULL, MDB_RDONLY, &snapshot->txn);
-    if (result == MDB_READERS_FULL) {
-        int dead;
-        mdb_reader_check(lmdb, &dead);
-        result = mdb_txn_begin(lmdb, NULL, MDB_RDONLY, &snapshot->txn);
-    }
+    int result = rst_begin_reading(store->env, &snapshot->txn);
     if (result) {
         free(snapshot);
         return rst_fail_lmdb(error, result, "opening a snapshot");

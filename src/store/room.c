@@ -18,8 +18,8 @@ static int commit_once_more(rst_store *store, bool *made, rst_error *error)
 
 int rst_write_make_room(rst_store *store, bool *made, rst_error *error)
 {
-    int dead = 0;
-    mdb_reader_check(store->env->lmdb, &dead); /* they may hold what was released */
+    int dead;
+    rst_clear_dead_readers(store->env, &dead); /* they may hold what was released */
     *made = dead > 0;
     int64_t index = error ? error->index : -1; /* stays that of the change at fault */
     int code = commit_once_more(store, made, error);

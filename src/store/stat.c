@@ -118,8 +118,8 @@ int rst_store_clear_readers(rst_store *store, uint32_t *cleared, rst_error *erro
     if (code) {
         return code;
     }
-    int dead = 0;
-    int result = mdb_reader_check(store->env->lmdb, &dead);
+    int dead;
+    int result = rst_clear_dead_readers(store->env, &dead);
     if (result) {
         return rst_fail_lmdb(error, result, "clearing dead readers");
     }

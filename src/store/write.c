@@ -23,19 +23,6 @@ int rst_check_not_deleted(const rst_store *store, rst_error *error)
     return RST_OK;
 }
 
-int rst_begin_writing(rst_env *env, MDB_txn **txn)
-{
-    *txn = NULL;
-    int result = rst_guard_lock_writing(env->guard);
-    if (!result) {
-        result = mdb_txn_begin(env->lmdb, NULL, 0, txn);
-        if (result) {
-            rst_guard_unlock_writing(env->guard);
-        }
-    }
-    return result;
-}
-
 int rst_write_begin_now(rst_store *store, rst_write *write, rst_error *error)
 {
     *write = (rst_write){.store = store};

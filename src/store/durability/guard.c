@@ -163,7 +163,7 @@ void rst_guard_unlock_sync(rst_guard *guard)
 }
 
 /* 0 or errno. */
-static int make_writing_lock(pthread_mutex_t *mutex)
+static int make_robust_lock(pthread_mutex_t *mutex)
 {
     pthread_mutexattr_t attributes;
     int result = pthread_mutexattr_init(&attributes);
@@ -177,22 +177,44 @@ static int make_writing_lock(pthread_mutex_t *mutex)
     return result;
 }
 
-int rst_guard_lock_writing(rst_guard *guard)
+static int take_robust_lock(pthread_mutex_t *mutex)
 {
     const int64_t longest_ns = 20000000; /* a wake-up that got lost costs no more than this */
     int result;
     do {
         int64_t until = rst_clock_ns(CLOCK_MONOTONIC) + longest_ns;
         struct timespec at = {.tv_sec = until / 1000000000, .tv_nsec = until % 1000000000};
-        result = pthread_mutex_clocklock(&guard->shared->writing, CLOCK_MONOTONIC, &at);
+        result = pthread_mutex_clocklock(mutex, CLOCK_MONOTONIC, &at);
     } while (result == ETIMEDOUT);
     /* Its owner was killed.  What that one had begun to write is LMDB's to forget. */
-    return result == EOWNERDEAD ? pthread_mutex_consistent(&guard->shared->writing) : result;
+    return result == EOWNERDEAD ? pthread_mutex_consistent(mutex) : result;
+}
+
+int rst_guard_lock_writing(rst_guard *guard)
+{
+    return take_robust_lock(&guard->shared->writing);
 }
 
 void rst_guard_unlock_writing(rst_guard *guard)
 {
     pthread_mutex_unlock(&guard->shared->writing);
+}
+
+static bool has_slots_lock(const rst_guard *guard)
+{
+    return guard && guard->access == RST_GUARD_WRITABLE && !guard->alone;
+}
+
+int rst_guard_lock_slots(rst_guard *guard)
+{
+    return has_slots_lock(guard) ? take_robust_lock(&guard->shared->slots) : 0;
+}
+
+void rst_guard_unlock_slots(rst_guard *guard)
+{
+    if (has_slots_lock(guard)) {
+        pthread_mutex_unlock(&guard->shared->slots);
+    }
 }
 
 /* ---------------------------------------------------------------- coming and going */
@@ -387,7 +409,8 @@ int rst_guard_settle(rst_guard *guard, const rst_format_entry *format, rst_error
     atomic_store(&guard->shared->transaction, slot->has_meta ? slot->transaction : 0);
     atomic_store(&guard->shared->started_ns, 0);
     guard->shared->pid_namespace = rst_pid_namespace();
-    system = make_writing_lock(&guard->shared->writing);
+    system = make_robust_lock(&guard->shared->writing);
+    system = system ? system : make_robust_lock(&guard->shared->slots);
     guard->alone = guard->stale = false;
     system = system ? system : lock(guard->fd, F_OFD_SETLK, F_RDLCK, LOCK_USERS);
     return system ? rst_fail_system(error, RST_ERR_IO, system, "locking " RST_GUARD_FILE) : RST_OK;

@@ -55,6 +55,7 @@ typedef struct rst_guard_shared {
     _Atomic(int64_t) started_ns;   /* CLOCK_MONOTONIC at the beginning of the last sync */
     uint64_t pid_namespace;        /* of every process that has the store open */
     pthread_mutex_t writing;       /* robust; see rst_guard_lock_writing */
+    pthread_mutex_t slots;         /* robust; see rst_guard_lock_slots */
 } rst_guard_shared;
 
 typedef enum rst_guard_access {
@@ -114,6 +115,13 @@ void rst_guard_unlock_sync(rst_guard *guard);
  */
 int rst_guard_lock_writing(rst_guard *guard);
 void rst_guard_unlock_writing(rst_guard *guard);
+
+/*
+ * The same around LMDB's lock of its table of readers, which every new reader takes.  Does nothing
+ * where this process is alone, or may not write to guard.bin, or for NULL.  0 or errno.
+ */
+int rst_guard_lock_slots(rst_guard *guard);
+void rst_guard_unlock_slots(rst_guard *guard);
 
 /* The transaction is on the disk: note it, with the beginning of its meta page, and tell everybody.
  * With the sync lock.  0 or errno. */

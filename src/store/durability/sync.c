@@ -199,15 +199,8 @@ static void syncer_free(rst_env *env)
  * not later. */
 static int begin_idle(rst_env *env, MDB_txn **txn)
 {
-    int result = mdb_txn_begin(env->lmdb, NULL, MDB_RDONLY, txn);
-    if (result == MDB_READERS_FULL) {
-        int dead;
-        mdb_reader_check(env->lmdb, &dead);
-        result = mdb_txn_begin(env->lmdb, NULL, MDB_RDONLY, txn);
-    }
-    if (result) {
-        *txn = NULL;
-    } else {
+    int result = rst_begin_reading(env, txn);
+    if (!result) {
         mdb_txn_reset(*txn);
     }
     return result;
