@@ -50,7 +50,7 @@ def test_the_whole_map_is_registered_and_kept(store: Any, monkeypatch: pytest.Mo
     monkeypatch.setattr(cuda, "_cudart", lambda: runtime)
     address, size = store.map_address, store.map_size
     with cuda.register(store) as registration:
-        assert runtime.calls == [("register", address, size, 1)]
+        assert runtime.calls == [("register", address, size, 1 | 8)]
         assert (registration.address, registration.size) == (address, size)
         store.close()  # the map stays for as long as it is registered
         with rollstore.open(registration._store.path, "w") as again:
@@ -71,6 +71,23 @@ def test_a_map_that_may_only_be_read_is_registered_as_such(
         assert runtime.calls[0][3] == 1 | 8
 
 
+def test_a_device_without_read_only_memory_gets_a_map_that_may_be_written(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Old(FakeRuntime):
+        def cudaHostRegister(self, address: int, size: int, flags: int) -> int:
+            super().cudaHostRegister(address, size, flags)
+            return 801 if flags & 8 else 0
+
+    runtime = Old()
+    monkeypatch.setattr(cuda, "_cudart", lambda: runtime)
+    rollstore.open(path, "x").close()
+    with rollstore.open(path, "r") as store, pytest.raises(RuntimeError, match="refuses"):
+        cuda.register(store)
+    with rollstore.open(path, "w") as store, cuda.register(store):
+        assert [call[3] for call in runtime.calls if call[0] == "register"] == [9, 9, 1]
+
+
 def test_a_refusal_says_what_to_do(path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(cuda, "_cudart", lambda: FakeRuntime(801))
     rollstore.open(path, "x").close()
@@ -81,19 +98,18 @@ def test_a_refusal_says_what_to_do(path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 @needs_gpu
+@pytest.mark.parametrize("where", ["shared memory", "disk"])
 @pytest.mark.parametrize("mode", ["w", "r"])
-def test_turns_are_copied_from_the_registered_map(path: Path, mode: Any):
+def test_turns_are_copied_from_the_registered_map(
+    path: Path, tmp_path: Path, mode: Any, where: str
+):
+    path = tmp_path / "on-disk" if where == "disk" else path
     with rollstore.open(path, "x") as store:
         store.put_reply("s", 0, make_text(500, 32))
     with rollstore.open(path, mode) as store, store.snapshot() as snapshot:
         turn = snapshot.sessions["s"][0]
-        try:
-            registration = cuda.register(store)
-        except RuntimeError as error:
-            if mode == "w":
-                raise
-            pytest.skip(f"this device takes no map that may only be read: {error}")
-        with registration:
+        assert not turn.tensor("topk_ids").is_pinned()
+        with cuda.register(store):
             assert turn.tensor("topk_ids").is_pinned()
             pending = cuda.Copier().copy({"ids": turn.topk_ids, "logprobs": turn.topk_logprobs})
             copied = pending.get()
@@ -120,6 +136,33 @@ def test_batches_are_copied_from_pinned_memory(store: rollstore.Store, layout: A
             for name, array in batch.arrays.items():
                 assert torch.equal(getattr(copied, name).cpu(), array)
             pending.synchronize()
+
+
+@needs_gpu
+def test_a_map_is_locked_once_and_again_after_it_was_unlocked(store: rollstore.Store):
+    with cuda.register(store), pytest.raises(RuntimeError, match="refuses to lock"):
+        cuda.register(store)
+    with cuda.register(store):
+        pass
+    assert torch.ones(1, device="cuda").item() == 1  # a refusal stays with its caller
+
+
+@needs_gpu
+def test_a_copy_is_not_done_while_the_stream_is_busy(store: rollstore.Store):
+    """And the current stream waits for it, though the host does not."""
+    store.put_reply("s", 0, make_text(4000, 64))
+    store.seal("s")
+    copier = cuda.Copier()
+    with store.snapshot() as snapshot:
+        batch = snapshot.batch(["s"], pin_memory=True)
+    with torch.cuda.stream(copier.stream):
+        torch.cuda._sleep(200_000_000)  # cycles: a tenth of a second
+    pending = copier.copy(batch)
+    assert not pending.done
+    copied = pending.get()
+    assert torch.equal(copied.topk_logprobs.cpu(), batch.topk_logprobs)
+    pending.synchronize()
+    assert pending.done
 
 
 @needs_gpu

@@ -27,25 +27,36 @@ CASES = json.loads(
 )
 
 
-def tensor(values, dtype=torch.float64):
-    return torch.tensor(values, dtype=dtype)
+DEVICES = [
+    "cpu",
+    pytest.param(
+        "cuda",
+        marks=pytest.mark.skipif(
+            not torch.cuda.is_available(), reason="no GPU here: the loss was NOT tested on one"
+        ),
+    ),
+]
+
+
+def tensor(values, dtype=torch.float64, device="cpu"):
+    return torch.tensor(values, dtype=dtype, device=device)
 
 
 # --- the fixed cases -----------------------------------------------------------------------------
 
 
-def run_case(case, method, dtype):
+def run_case(case, method, dtype, device):
     """Loss, gradient on the logits and metrics of one case."""
-    logits = tensor([case["logits"]], dtype).requires_grad_()
-    token_ids = torch.tensor([case["token_id"]])
-    ids = torch.tensor([case["topk_ids"]], dtype=torch.int32)
+    logits = tensor([case["logits"]], dtype, device).requires_grad_()
+    token_ids = torch.tensor([case["token_id"]], device=device)
+    ids = torch.tensor([case["topk_ids"]], dtype=torch.int32, device=device)
     logprobs = [-INF if x is None else x for x in case["topk_logprobs"]]
     recorded = (
-        tensor([case["rollout_logprob"]], dtype),
+        tensor([case["rollout_logprob"]], dtype, device),
         ids,
-        tensor([logprobs], dtype),
-        tensor([case["advantage"]], dtype),
-        torch.ones(1, dtype=torch.uint8),
+        tensor([logprobs], dtype, device),
+        tensor([case["advantage"]], dtype, device),
+        torch.ones(1, dtype=torch.uint8, device=device),
     )
     settings = {name: case[name] for name in ("mode", "tis_clip", "mis_low", "mis_high", "eps")}
     if method == "gathered":
@@ -60,20 +71,23 @@ def run_case(case, method, dtype):
         )
     else:
         # Hidden states that are the logits: the output layer is the identity.
-        identity = torch.eye(logits.shape[1], dtype=dtype)
+        identity = torch.eye(logits.shape[1], dtype=dtype, device=device)
         loss, metrics = rl.score_centering_loss_from_hidden(
             logits, identity, token_ids, *recorded, **settings
         )
     return loss, grad_of(loss, logits)[0], metrics
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64], ids=["f32", "f64"])
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case["name"])
-def test_fixed_case(case, method, dtype):
-    loss, grad, metrics = run_case(case, method, dtype)
+def test_fixed_case(case, method, dtype, device):
+    loss, grad, metrics = run_case(case, method, dtype, device)
     assert loss.dtype == torch.float32
     assert grad.dtype == dtype
+    assert loss.device.type == grad.device.type == metrics.rho.device.type == device
+    loss, grad, metrics = loss.cpu(), grad.cpu(), type(metrics)(*(m.cpu() for m in metrics))
     # A tail is 1 less a head, so float32 knows it to about 1e-7, and rho relative to the smaller.
     tail = min(1 - case["rollout_head_mass"], 1 - case["trainer_head_mass"])
     rho_error = 1e-5 + 1.5e-7 / max(tail, case["eps"])

@@ -104,6 +104,47 @@ def test_forward_saves_the_logits_and_nothing_else_of_their_size():
     assert any(value.data_ptr() != logits.data_ptr() for value in theirs)
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no GPU here: its memory was NOT tested")
+@pytest.mark.parametrize("how", ["logits", "reuse", "hidden"])
+def test_memory_on_a_gpu_at_real_size(how: str):
+    """4,096 tokens of a vocabulary of 151,936 in bfloat16: 1.2 GB of logits."""
+    rows, vocab, width, k = 4096, 151936, 256, 32
+    make = torch.Generator("cuda").manual_seed(1)
+
+    def normal(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.randn(*shape, generator=make, device="cuda", dtype=dtype)
+
+    ids = torch.randint(0, vocab, (rows, k), generator=make, device="cuda")
+    tokens = (
+        ids[:, 0],
+        normal(rows) - 12,
+        ids,
+        normal(rows, k) - 12,
+        normal(rows),
+        torch.ones(rows, dtype=torch.bool, device="cuda"),
+    )
+    hidden, weight = normal(rows, width, dtype=torch.bfloat16), normal(vocab, width).bfloat16()
+    hidden.requires_grad_()
+    weight.requires_grad_()
+    size = rows * vocab * 2
+    logits = hidden @ weight.T if how != "hidden" else None
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    if logits is None:
+        loss, _ = rl.score_centering_loss_from_hidden(hidden, weight, *tokens, mode="tis")
+    else:
+        loss, _ = rl.score_centering_loss_from_logits(
+            logits, *tokens, mode="tis", reuse_logits=how == "reuse"
+        )
+    (grad,) = grad_of(loss, hidden if logits is None else logits)
+    beside = torch.cuda.max_memory_allocated() - before
+    assert bool(torch.isfinite(loss).all()) and bool(torch.isfinite(grad).all())
+    chunk = {"logits": 64 << 20, "reuse": 64 << 20, "hidden": 512 << 20}[how]
+    answer = {"logits": size, "reuse": 0, "hidden": vocab * width * 4}[how]
+    assert beside < answer + 4 * chunk, f"{beside >> 20} MiB beside {size >> 20} MiB of logits"
+
+
 PROGRAM = """
 import resource, sys, torch
 from rollstore import loss as rl

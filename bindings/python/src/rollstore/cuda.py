@@ -18,6 +18,7 @@ PyTorch with CUDA is needed; without a GPU everything here raises RuntimeError t
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Mapping
 from types import TracebackType
@@ -63,12 +64,23 @@ class Registration:
         """Where the map begins."""
         self.size = self._store.map_size
         """Bytes that are locked."""
-        flags = _PORTABLE | (_READ_ONLY if store.read_only else 0)
-        code = int(self._runtime.cudaHostRegister(self.address, self.size, flags))
+        code = self._lock(_PORTABLE | _READ_ONLY)
+        if code != _SUCCESS and not store.read_only:
+            # A device that knows no such memory takes a map that may be written as it is.
+            code = self._lock(_PORTABLE)
         if code != _SUCCESS:
             self._store.close()
             self._store = None
             raise RuntimeError(self._refusal(code, store))
+
+    def _lock(self, flags: int) -> int:
+        """For copies from it only: files on a disk are taken no other way."""
+        code = int(self._runtime.cudaHostRegister(self.address, self.size, flags))
+        if code != _SUCCESS and torch.cuda.is_available():
+            # CUDA keeps the error, and PyTorch takes it for one of its next launch: this one.
+            with contextlib.suppress(RuntimeError):
+                torch.zeros(1, device="cuda")
+        return code
 
     def _refusal(self, code: int, store: Store) -> str:
         try:
