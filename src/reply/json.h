@@ -67,6 +67,7 @@ typedef struct rst_json_cut {
     const char *text;
     size_t size;
     bool used;
+    bool left_out; /* for who copies the document: it is in nothing that was copied */
     bool is_list;
     uint32_t first; /* its entries, see rst_json_entry_list */
     uint32_t count;

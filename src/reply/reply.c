@@ -440,24 +440,31 @@ int rst_reply_check_options(const rst_decode_options *options, rst_error *error)
 typedef struct decode_call {
     rst_record *record;
     const rst_decode_options *options;
+    rst_json_use *then;
+    void *context;
 } decode_call;
 
 static int decode_document(void *context, const rst_json *json, rst_json_node root,
                            rst_error *error)
 {
     const decode_call *call = context;
-    return rst_reply_decode(call->record, json, root, call->options, error);
+    int code = rst_reply_decode(call->record, json, root, call->options, error);
+    return code || !call->then ? code : call->then(call->context, json, root, error);
 }
 
-int rst_record_decode(rst_record *record, const void *reply, size_t size,
-                      const rst_decode_options *options, rst_error *error)
+int rst_reply_decode_then(rst_record *record, const void *reply, size_t size,
+                          const rst_decode_options *options, bool lists_too, rst_json_use *then,
+                          void *context, rst_error *error)
 {
     static const rst_decode_options defaults = {
         .mode = RST_MODE_SELECTED, .request = RST_REQUEST_FLAT, .topk = RST_TOPK_FROM_REPLY};
     rst_error_clear(error);
     record->filled = false;
     record->prompt_count = 0;
-    decode_call call = {.record = record, .options = options ? options : &defaults};
+    decode_call call = {.record = record,
+                        .options = options ? options : &defaults,
+                        .then = then,
+                        .context = context};
     int code = rst_reply_check_options(call.options, error);
     if (!code && size > RST_REPLY_SIZE_MAX) {
         code = rst_fail(error, RST_ERR_LIMIT, "reply", "a reply of %zu bytes, at most %u", size,
@@ -470,7 +477,14 @@ int rst_record_decode(rst_record *record, const void *reply, size_t size,
     if (!reader) {
         return rst_fail(error, RST_ERR_MEMORY, NULL, "no memory to read a reply");
     }
+    reader->lists_too = lists_too;
     code = rst_json_with(reader, reply, size, decode_document, &call, error);
     record->filled = !code;
     return code;
+}
+
+int rst_record_decode(rst_record *record, const void *reply, size_t size,
+                      const rst_decode_options *options, rst_error *error)
+{
+    return rst_reply_decode_then(record, reply, size, options, true, NULL, NULL, error);
 }

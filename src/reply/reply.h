@@ -94,6 +94,12 @@ extern const reply_form rst_form_support;
 /* The record's memory for reading JSON; NULL when there is none left. */
 rst_json_reader *rst_reply_reader(rst_record *record);
 
+/* rst_record_decode; then (NULL allowed) is called with the document when that went well. lists_too
+ * is the reader's. */
+int rst_reply_decode_then(rst_record *record, const void *reply, size_t size,
+                          const rst_decode_options *options, bool lists_too, rst_json_use *then,
+                          void *context, rst_error *error);
+
 /* Decode the reply at node `top` of the document; the reader is the record's. */
 int rst_reply_decode(rst_record *record, const rst_json *json, rst_json_node top,
                      const rst_decode_options *options, rst_error *error);

@@ -6,6 +6,7 @@
 
 #include "../error.h"
 #include "json.h"
+#include "reply.h"
 #include "span.h"
 
 /* Where a reply may say its prompt's ids; the first of these counts. */
@@ -14,7 +15,7 @@ enum { IDS_OF_CHOICE, IDS_OF_META, IDS_OF_REPLY, IDS_COUNT };
 /* One reply while it is copied. */
 typedef struct stripping {
     const rst_json *json;
-    rst_json_reader *reader;
+    rst_json_buffer *unescaped;
     unsigned keep;
     rst_answer *answer;
     rst_error *error;
@@ -41,10 +42,11 @@ static void emit_value(stripping *s, rst_json_node node)
     emit(s, s->json->text + span.begin, span.end - span.begin);
 }
 
-/* An answer is longer than its reply only by "null" in place of "{}", in a member of 13 bytes. */
-static size_t room_for(size_t reply_size)
+/* An answer is longer than its document only by "null" in place of "{}", in a member of 13 bytes.
+ */
+static size_t room_for(size_t document_size)
 {
-    return reply_size + reply_size / 4 + 16;
+    return document_size + document_size / 4 + 16;
 }
 
 /* ---------------------------------------------------------------- what is left out */
@@ -73,8 +75,8 @@ static bool is_plain(const char *text, size_t size)
 }
 
 /*
- * Pass over a value.  Strings that were cut out of it (cut.c) are looked at here, so that the
- * shortened text may stand for the whole one; false when it may not.
+ * Pass over a value.  Strings that were cut out of it (cut.c) and not decoded are looked at here,
+ * so that the shortened text may stand for the whole one; false when it may not.
  */
 static bool leave_out(stripping *s, rst_json_node value)
 {
@@ -82,10 +84,22 @@ static bool leave_out(stripping *s, rst_json_node value)
     for (uint32_t i = 0; i < s->json->cut_count; i++) {
         rst_json_cut *cut = &s->json->cuts[i];
         if (cut->place >= span.begin && cut->place < span.end) {
-            if (!is_plain(cut->text, cut->size)) {
+            if (!cut->used && !cut->is_list && !is_plain(cut->text, cut->size)) {
                 return false;
             }
-            cut->used = true;
+            cut->used = cut->used || !cut->is_list;
+            cut->left_out = true;
+        }
+    }
+    return true;
+}
+
+/* Nothing was copied from where something had been cut out. */
+static bool copied_whole(const rst_json *json)
+{
+    for (uint32_t i = 0; i < json->cut_count; i++) {
+        if (!json->cuts[i].left_out) {
+            return false;
         }
     }
     return true;
@@ -256,7 +270,7 @@ static fate write_meta_member(stripping *s, rst_json_node key, rst_json_node val
     }
     const char *name;
     size_t size;
-    if (rst_json_string(s->json, key, &s->reader->unescaped[0], &name, &size)) {
+    if (rst_json_string(s->json, key, s->unescaped, &name, &size)) {
         return COPIED; /* half a surrogate pair is in no name of ours */
     }
     for (size_t i = 0; i < sizeof candidates / sizeof *candidates; i++) {
@@ -310,11 +324,16 @@ static int strip_document(void *context, const rst_json *json, rst_json_node roo
     s->first_choice = RST_JSON_NONE;
     s->code = RST_OK;
     rst_answer_clear(s->answer);
+    free(s->out);
+    s->out = malloc(room_for(json->size));
+    if (!s->out) {
+        return rst_fail(error, RST_ERR_MEMORY, NULL, "no memory for an answer");
+    }
     if (rst_json_first(json, root) != '{') {
         return rst_fail_at(error, RST_ERR_TYPE, NULL, (int64_t)rst_json_offset(json, root),
                            "the reply is %s, not an object", rst_json_kind(json, root));
     }
-    bool fine = write_object(s, root, write_reply_member);
+    bool fine = write_object(s, root, write_reply_member) && copied_whole(json);
     if (fine) {
         give_ids(s);
     }
@@ -339,28 +358,57 @@ static void finish(stripping *s)
     s->out = NULL;
 }
 
+static stripping begin(unsigned keep, rst_json_reader *reader, rst_answer *answer)
+{
+    *answer = (rst_answer){0};
+    return (stripping){.keep = keep, .unescaped = &reader->unescaped[0], .answer = answer};
+}
+
+static int end(stripping *s, int code)
+{
+    if (code) {
+        rst_answer_clear(s->answer);
+    } else {
+        finish(s);
+    }
+    free(s->out);
+    return code;
+}
+
+/* Lists of tokens are in what nobody asked for, and need not be looked through. */
+static bool no_lists_wanted(unsigned keep)
+{
+    return !(keep & RST_KEEP_LOGPROBS);
+}
+
 int rst_reply_strip(const void *reply, size_t size, unsigned keep, rst_answer *answer,
                     rst_error *error)
 {
     rst_error_clear(error);
-    *answer = (rst_answer){0};
-    if (size > RST_REPLY_SIZE_MAX) {
-        return rst_fail(error, RST_ERR_LIMIT, "reply", "a reply of %zu bytes, at most %u", size,
-                        RST_REPLY_SIZE_MAX);
-    }
-    rst_json_reader reader = {0};
-    stripping s = {
-        .reader = &reader, .keep = keep, .answer = answer, .out = malloc(room_for(size))};
-    int code = s.out ? rst_json_with(&reader, reply, size, strip_document, &s, error)
-                     : rst_fail(error, RST_ERR_MEMORY, NULL, "no memory for an answer");
+    rst_json_reader reader = {.lists_too = no_lists_wanted(keep)};
+    stripping s = begin(keep, &reader, answer);
+    int code = size > RST_REPLY_SIZE_MAX
+                   ? rst_fail(error, RST_ERR_LIMIT, "reply", "a reply of %zu bytes, at most %u",
+                              size, RST_REPLY_SIZE_MAX)
+                   : rst_json_with(&reader, reply, size, strip_document, &s, error);
     rst_json_reader_free(&reader);
-    if (code) {
-        rst_answer_clear(answer);
-    } else {
-        finish(&s);
+    return end(&s, code);
+}
+
+int rst_reply_decode_and_strip(rst_record *record, const void *reply, size_t size,
+                               const rst_decode_options *options, unsigned keep, rst_answer *answer,
+                               rst_error *error)
+{
+    rst_error_clear(error);
+    record->filled = false;
+    rst_json_reader *reader = rst_reply_reader(record);
+    if (!reader) {
+        *answer = (rst_answer){0};
+        return rst_fail(error, RST_ERR_MEMORY, NULL, "no memory to read a reply");
     }
-    free(s.out);
-    return code;
+    stripping s = begin(keep, reader, answer);
+    return end(&s, rst_reply_decode_then(record, reply, size, options, no_lists_wanted(keep),
+                                         strip_document, &s, error));
 }
 
 void rst_answer_clear(rst_answer *answer)

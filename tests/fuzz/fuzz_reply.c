@@ -1,6 +1,8 @@
 /* A reply's bytes: decoded in the mode that the first byte chooses; what decodes is a sound record,
  * and written as a reply it decodes to the same again.  Without the processor's wide registers the
- * outcome is the same. */
+ * outcome is the same, and so it is when the reply is stripped in the same reading. */
+#include <rollstore/proxy.h>
+
 #include "fuzz.h"
 #include "layout/record.h"
 #include "layout/simd.h"
@@ -68,6 +70,32 @@ static void must_be_same_without_wide_registers(const char *reply, size_t size,
     }
 }
 
+/* Read once for both, as twice. */
+static void must_be_same_together(const char *reply, size_t size, const rst_decode_options *options,
+                                  unsigned keep, int code, const rst_error *error)
+{
+    rst_answer answer;
+    rst_answer both;
+    rst_error other;
+    rst_turn turn;
+    rst_turn other_turn;
+    int stripped = rst_reply_strip(reply, size, keep, &answer, NULL);
+    int together = rst_reply_decode_and_strip(again, reply, size, options, keep, &both, &other);
+    must(together == (code ? code : stripped));
+    if (code) {
+        must(other.offset == error->offset && !strcmp(other.message, error->message));
+    } else if (!together) {
+        rst_record_view(record, &turn);
+        rst_record_view(again, &other_turn);
+        must_be_same_turn(&turn, &other_turn);
+        must(both.text_size == answer.text_size && both.prompt_count == answer.prompt_count &&
+             both.logprobs_size == answer.logprobs_size);
+        must(!memcmp(both.text, answer.text, both.text_size));
+    }
+    rst_answer_clear(&answer);
+    rst_answer_clear(&both);
+}
+
 int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
 {
     if (size == 0) {
@@ -83,6 +111,7 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     rst_turn turn;
     int code = rst_record_decode(record, reply, size - 1, &options, &error);
     must_be_same_without_wide_registers(reply, size - 1, &options, code, &error);
+    must_be_same_together(reply, size - 1, &options, data[0] >> 4, code, &error);
     free(reply);
     rst_record_view(record, &turn);
     if (code) {
