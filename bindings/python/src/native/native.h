@@ -273,6 +273,7 @@ typedef struct TurnObject {
 extern PyTypeObject *native_turn_type;
 PyTypeObject *native_turn_type_new(PyObject *module);
 PyObject *native_turn_new(PyObject *owner, const rst_turn *turn);
+PyObject *native_turn_of_memory(MemoryObject *memory); /* of its record, which is filled */
 
 /* The turn's pointers as they are now.  False with an exception. */
 bool native_turn_look(TurnObject *self, rst_turn *turn);
@@ -338,10 +339,10 @@ PyObject *native_reply_raise(const native_reply *reply, rst_error *error);
 
 PyObject *native_json_object(PyObject *module, PyObject *text);
 PyObject *native_json_token_ids(PyObject *module, PyObject *text);
-PyObject *native_strip_reply(PyObject *module, PyObject *args, PyObject *kwargs);
+PyObject *native_decode_and_strip(PyObject *module, PyObject *args, PyObject *kwargs);
 extern const char native_json_object_doc[];
 extern const char native_json_token_ids_doc[];
-extern const char native_strip_reply_doc[];
+extern const char native_decode_and_strip_doc[];
 
 /* ---------------------------------------------------------------- batch.c */
 

@@ -1,6 +1,7 @@
 /* Requests and replies taken apart for rollstore.server.  Everything is read without the GIL. */
 #include "native.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* The bytes of a text.  False with an exception. */
@@ -81,45 +82,104 @@ PyObject *native_json_token_ids(PyObject *module, PyObject *text)
 
 /* ---------------------------------------------------------------- replies */
 
-const char native_strip_reply_doc[] =
-    "strip_reply(reply, *, logprobs=False, meta_info=False, token_ids=False, split=False)\n--\n\n"
-    "A chat reply without its candidates and without what the agent did not ask for.\n\n"
-    "logprobs, meta_info, token_ids: what it asked for.\n"
+const char native_decode_and_strip_doc[] =
+    "decode_and_strip(reply, *, top_k=0, mode='selected', request='flat', prompt=None,\n"
+    "                 temperature=None, logprobs=False, meta_info=False, token_ids=False,\n"
+    "                 split=False)\n--\n\n"
+    "A chat reply read once: its turn, and what the agent gets of it.\n\n"
+    "top_k to temperature: as with decode, of the first choice. prompt: the bytes of int32 ids;\n"
+    "None takes those that the reply says.\n"
+    "logprobs, meta_info, token_ids: what the agent asked for.\n"
     "split: give the first choice's logprobs apart, with null in their place.\n\n"
-    "Returns (answer, logprobs, prompt): bytes of JSON; bytes of JSON or None; the bytes of the\n"
-    "prompt's int32 ids or None. ReplyError.";
+    "Returns (turn, answer, logprobs, prompt): a Turn in memory of its own; bytes of JSON; bytes "
+    "of\n"
+    "JSON or None; the bytes of the prompt's int32 ids or None. ReplyError.";
 
-static PyObject *answer_tuple(const rst_answer *answer)
+/* What one call reads, and makes of it without the GIL. */
+typedef struct taking {
+    const char *reply;
+    size_t size;
+    const int32_t *prompt; /* NULL: the reply's */
+    size_t prompt_count;
+    rst_decode_options decode;
+    unsigned keep;
+    float temperature;
+    rst_record *record;
+    rst_answer answer;
+} taking;
+
+static int take_apart(taking *t, rst_error *error)
 {
-    PyObject *prompt = answer->prompt_ids ? id_bytes(answer->prompt_ids, answer->prompt_count)
-                                          : Py_NewRef(Py_None);
-    /* "y#" makes None of NULL. */
-    return prompt ? Py_BuildValue("(y#y#N)", answer->text, (Py_ssize_t)answer->text_size,
-                                  answer->logprobs, (Py_ssize_t)answer->logprobs_size, prompt)
-                  : NULL;
+    int code = rst_reply_decode_and_strip(t->record, t->reply, t->size, &t->decode, t->keep,
+                                          &t->answer, error);
+    if (!t->prompt) {
+        t->prompt = t->answer.prompt_ids;
+        t->prompt_count = t->answer.prompt_count;
+    }
+    if (!code && t->prompt) {
+        code = rst_record_set_prompt(t->record, t->prompt, t->prompt_count, error);
+    }
+    if (!code) {
+        rst_record_set_temperature(t->record, t->temperature);
+    }
+    return code;
 }
 
-PyObject *native_strip_reply(PyObject *module, PyObject *args, PyObject *kwargs)
+static PyObject *taken(const taking *t, MemoryObject *memory)
 {
-    (void)module;
-    static char *names[] = {"reply", "logprobs", "meta_info", "token_ids", "split", NULL};
-    PyObject *reply;
-    int logprobs = 0, meta_info = 0, token_ids = 0, split = 0;
-    Py_buffer buffer;
-    if (!PyArg_ParseTupleAndKeywords(args, kwargs, "O|$pppp:strip_reply", names, &reply, &logprobs,
-                                     &meta_info, &token_ids, &split) ||
-        !text_from(reply, &buffer)) {
+    PyObject *turn = native_turn_of_memory(memory);
+    PyObject *prompt = t->prompt ? id_bytes(t->prompt, t->prompt_count) : Py_NewRef(Py_None);
+    if (!turn || !prompt) {
+        Py_XDECREF(turn);
+        Py_XDECREF(prompt);
         return NULL;
     }
-    unsigned keep = (logprobs ? RST_KEEP_LOGPROBS : 0) | (meta_info ? RST_KEEP_META_INFO : 0) |
-                    (token_ids ? RST_KEEP_TOKEN_IDS : 0) | (split ? RST_SPLIT_LOGPROBS : 0);
-    rst_answer answer;
+    /* "y#" makes None of NULL. */
+    return Py_BuildValue("(Ny#y#N)", turn, t->answer.text, (Py_ssize_t)t->answer.text_size,
+                         t->answer.logprobs, (Py_ssize_t)t->answer.logprobs_size, prompt);
+}
+
+static PyObject *take(taking *t)
+{
+    MemoryObject *memory = native_memory_new();
+    if (!memory) {
+        return NULL;
+    }
+    t->record = memory->record;
     rst_error error;
     int code;
-    Py_BEGIN_ALLOW_THREADS code =
-        rst_reply_strip(buffer.buf, (size_t)buffer.len, keep, &answer, &error);
-    Py_END_ALLOW_THREADS PyBuffer_Release(&buffer);
-    PyObject *result = code ? native_raise(&error) : answer_tuple(&answer);
-    rst_answer_clear(&answer);
+    Py_BEGIN_ALLOW_THREADS code = take_apart(t, &error);
+    Py_END_ALLOW_THREADS PyObject *result = code ? native_raise(&error) : taken(t, memory);
+    rst_answer_clear(&t->answer);
+    Py_DECREF(memory);
+    return result;
+}
+
+PyObject *native_decode_and_strip(PyObject *module, PyObject *args, PyObject *kwargs)
+{
+    (void)module;
+    static char *names[] = {"reply",     "top_k",       "mode",     "request",
+                            "prompt",    "temperature", "logprobs", "meta_info",
+                            "token_ids", "split",       NULL};
+    Py_buffer reply, prompt = {0};
+    int logprobs = 0, meta_info = 0, token_ids = 0, split = 0;
+    double temperature = NAN;
+    taking t = {0};
+    if (!PyArg_ParseTupleAndKeywords(
+            args, kwargs, "y*|$O&O&O&z*O&pppp:decode_and_strip", names, &reply, native_uint32,
+            &t.decode.topk, native_mode, &t.decode.mode, native_request, &t.decode.request, &prompt,
+            native_optional_temperature, &temperature, &logprobs, &meta_info, &token_ids, &split)) {
+        return NULL;
+    }
+    t.reply = reply.buf;
+    t.size = (size_t)reply.len;
+    t.prompt = prompt.buf;
+    t.prompt_count = (size_t)prompt.len / sizeof *t.prompt;
+    t.temperature = (float)temperature;
+    t.keep = (logprobs ? RST_KEEP_LOGPROBS : 0) | (meta_info ? RST_KEEP_META_INFO : 0) |
+             (token_ids ? RST_KEEP_TOKEN_IDS : 0) | (split ? RST_SPLIT_LOGPROBS : 0);
+    PyObject *result = take(&t);
+    PyBuffer_Release(&reply);
+    PyBuffer_Release(&prompt);
     return result;
 }

@@ -330,7 +330,7 @@ PyTypeObject *native_turn_type_new(PyObject *module)
 
 /* ---------------------------------------------------------------- decoding without a store */
 
-static PyObject *turn_of_memory(MemoryObject *memory)
+PyObject *native_turn_of_memory(MemoryObject *memory)
 {
     rst_turn turn;
     rst_record_view(memory->record, &turn);
@@ -363,7 +363,7 @@ PyObject *native_decode(PyObject *module, PyObject *args, PyObject *kwargs)
     native_json json = {0};
     bool fine = native_fill_record(reply, &fill, &json, memory->record);
     native_json_free(&json);
-    PyObject *turn = fine ? turn_of_memory(memory) : NULL;
+    PyObject *turn = fine ? native_turn_of_memory(memory) : NULL;
     Py_DECREF(memory);
     return turn;
 }
@@ -378,7 +378,8 @@ static PyObject *change_of_line(const rst_line *line, MemoryObject *memory, int 
     PyObject *flag = replace ? Py_True : Py_False;
     PyObject *session = PyBytes_FromStringAndSize(line->session, (Py_ssize_t)line->session_size);
     if (line->kind == RST_LINE_TURN) {
-        return Py_BuildValue("(sNINO)", "put", session, line->turn, turn_of_memory(memory), flag);
+        return Py_BuildValue("(sNINO)", "put", session, line->turn, native_turn_of_memory(memory),
+                             flag);
     }
     const rst_outcome *o = &line->outcome;
     return Py_BuildValue("(sNsNNNO)", "seal", session, native_status_name(o->status),

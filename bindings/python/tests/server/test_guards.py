@@ -170,7 +170,7 @@ def test_metrics_tell_what_happened(path: Path) -> None:
             assert metrics["open_sessions"] == 2
             assert metrics["store_turns"] == 2
             assert 0 < metrics["store_used_bytes"] <= metrics["store_capacity_bytes"]
-            for name in ("strip", "decode", "commit", "engine"):
+            for name in ("decode", "commit", "engine"):
                 assert metrics[f"{name}_seconds_count"] == 2
                 assert metrics[f"{name}_seconds_sum"] > 0
             assert metrics["reply_bytes_total"] > metrics["answer_bytes_total"] > 0

@@ -56,7 +56,6 @@ class Metrics:
         self.dropped_turns = 0
         self.turns_without_prompt = 0
         self.misaligned_sessions = 0
-        self.strip = Histogram()
         self.decode = Histogram()
         self.commit = Histogram()
         self.engine = Histogram(_LONG)
@@ -80,7 +79,6 @@ class Metrics:
         for name, (about, value) in gauges.items():
             _plain(lines, name, about, value, "gauge")
         for name, about, histogram in (
-            ("strip_seconds", "Taking candidates out of a reply.", self.strip),
             ("decode_seconds", "Decoding a reply.", self.decode),
             ("commit_seconds", "Committing a turn, with waiting for the write lock.", self.commit),
             ("engine_seconds", "From a request to the engine's whole reply.", self.engine),

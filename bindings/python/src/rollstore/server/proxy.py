@@ -141,7 +141,6 @@ class Proxy:
         metrics.tokens += prepared.tokens
         metrics.prompt_tokens += prepared.prompt_tokens
         metrics.replaced_turns += prepared.replaces
-        metrics.strip.add(prepared.strip_seconds)
         metrics.decode.add(prepared.decode_seconds)
         metrics.commit.add(seconds)
         if prepared.prompt_tokens == 0:

@@ -10,9 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
-import numpy as np
-
-from rollstore import FullError, ReplyError, Store, Turn, _rollstore, decode
+from rollstore import FullError, ReplyError, Store, Turn, _rollstore
 from rollstore.server import streaming
 from rollstore.server.errors import Refusal
 from rollstore.server.journal import Journal
@@ -70,7 +68,6 @@ class Prepared(NamedTuple):
     prompt_tokens: int
     digest: str | None
     answer: bytes  # for the agent: the reply, or a stream's events
-    strip_seconds: float
     decode_seconds: float
 
 
@@ -101,9 +98,8 @@ class Recorder:
     def _decode_and_store(
         self, session: str, last: Last, fingerprint: str, pieces: list[bytes], asked: Training
     ) -> tuple[Prepared, float | None]:
-        reply = b"".join(pieces)
         try:
-            prepared = self._prepare(last, fingerprint, reply, asked)
+            prepared = self._prepare(last, fingerprint, b"".join(pieces), asked)
         except ReplyError as error:
             raise _refusal(error) from None
         self._journal.turn(session, prepared.turn, fingerprint, prepared.digest)
@@ -114,26 +110,22 @@ class Recorder:
 
     def _prepare(self, last: Last, fingerprint: str, reply: bytes, asked: Training) -> Prepared:
         began = time.perf_counter()
-        answer, logprobs, said = _rollstore.strip_reply(
+        decoded, answer, logprobs, prompt = _rollstore.decode_and_strip(
             reply,
+            top_k=self._settings.top_k,
+            mode=self._settings.mode,
+            request=self._settings.request,
+            prompt=asked.prompt,
+            temperature=asked.temperature,
             logprobs=asked.logprobs,
             meta_info=asked.meta_info,
             token_ids=asked.token_ids,
             split=asked.stream,
         )
-        prompt = asked.prompt if asked.prompt is not None else said
+        seconds = time.perf_counter() - began
         digest = prompt_digest(prompt)
         replaces = last.turn_count > 0 and (
             fingerprint == last.fingerprint or (digest is not None and digest == last.digest)
-        )
-        stripped = time.perf_counter()
-        decoded = decode(
-            reply,
-            top_k=self._settings.top_k,
-            mode=self._settings.mode,
-            request=self._settings.request,
-            prompt=None if prompt is None else np.frombuffer(prompt, np.int32),
-            temperature=asked.temperature,
         )
         if asked.stream:
             answer = _events(answer, logprobs, asked.include_usage)
@@ -145,8 +137,7 @@ class Recorder:
             prompt_tokens=len(prompt) // 4 if prompt else 0,
             digest=digest,
             answer=answer,
-            strip_seconds=stripped - began,
-            decode_seconds=time.perf_counter() - stripped,
+            decode_seconds=seconds,
         )
 
     def _store_turn(self, session: str, prepared: Prepared) -> float:
