@@ -242,7 +242,7 @@ def test_put_takes_prompt_temperature_and_outcome(store: Path, folder: Path) -> 
 
 
 @pytest.mark.parametrize(
-    "prompt", ["1,x", "-1", "1;2", "2147483648", "99999999999999999999", "1.5"]
+    "prompt", ["1,x", "-1", "1;2", "2147483648", "99999999999999999999", "1.5", "1,,2", ",1", "1,"]
 )
 def test_put_refuses_a_prompt_that_is_none(store: Path, prompt: str) -> None:
     refused("value", "put", store, "s", "0", "--prompt", prompt, stdin=reply_bytes())

@@ -48,16 +48,27 @@ typedef struct prompt_list {
     size_t count;
 } prompt_list;
 
-/* Numbers with anything of ",[]" and white space between them. */
+static bool no_id(const prompt_list *prompt)
+{
+    fail("value", "prompt: id %zu is not a whole number from 0 to %d", prompt->count, INT32_MAX);
+    return false;
+}
+
+/* Numbers with "[]", white space and at most one comma between them. */
 static bool parse_ids(const char *text, size_t size, prompt_list *prompt)
 {
+    bool comma = false; /* an id must follow */
     prompt->ids = malloc((size / 2 + 1) * sizeof *prompt->ids);
     if (!prompt->ids) {
         fail("memory", "no memory for the prompt");
         return false;
     }
     for (size_t at = 0; at < size;) {
+        if (text[at] == ',' && (comma || prompt->count == 0)) {
+            return no_id(prompt);
+        }
         if (memchr(",[] \t\r\n", text[at], 7)) {
+            comma = comma || text[at] == ',';
             at++;
             continue;
         }
@@ -68,13 +79,12 @@ static bool parse_ids(const char *text, size_t size, prompt_list *prompt)
         }
         bool ends = at == size || memchr(",[] \t\r\n", text[at], 7);
         if (at == begin || !ends || id > INT32_MAX) {
-            fail("value", "prompt: id %zu is not a whole number from 0 to %d", prompt->count,
-                 INT32_MAX);
-            return false;
+            return no_id(prompt);
         }
         prompt->ids[prompt->count++] = (int32_t)id;
+        comma = false;
     }
-    return true;
+    return comma ? no_id(prompt) : true;
 }
 
 static bool read_prompt(const put_arguments *arguments, prompt_list *prompt)
