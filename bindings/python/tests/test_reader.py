@@ -237,6 +237,24 @@ def test_whatever_reaches_the_memory_keeps_the_snapshot(
     snapshot.close()
 
 
+def test_a_damaged_record_is_refused_at_its_first_reading(store: rollstore.Store, path: Path):
+    store.put_reply("s", 0, make_text(20, 4))
+    with store.snapshot() as snapshot:
+        ids = snapshot.sessions["s"][0].token_ids.tobytes()
+    store.close()
+    data = (path / "data.mdb").read_bytes()
+    assert ids in data
+    (path / "data.mdb").write_bytes(data.replace(ids, np.int32(-5).tobytes() + ids[4:]))
+    with rollstore.open(path, "r") as reader, reader.snapshot() as snapshot:
+        with pytest.raises(rollstore.CorruptError) as info:
+            snapshot.sessions["s"][0]
+        assert info.value.field == "token_ids"
+        with pytest.raises(rollstore.CorruptError):
+            snapshot.batch(["s"])
+    with rollstore.open(path, "r", trust=True) as reader, reader.snapshot() as snapshot:
+        assert snapshot.sessions["s"][0].token_ids[0] == -5
+
+
 def test_arrays_outlive_every_other_reference(store: rollstore.Store):
     store.put_reply("s", 0, make_text(20, 4))
     ids = store.snapshot().sessions["s"][0].topk_ids
