@@ -23,7 +23,19 @@ def test_bodies_have_a_limit(path: Path) -> None:
             assert (answer.status, answer.error["code"]) == (413, "body_limit")
             answer = await lab.end(session, status="x" * 9_000)
             assert answer.status == 400
+            answer = await lab.end(session, status="x" * 20_000)
+            assert (answer.status, answer.error["code"]) == (413, "body_limit")
             assert lab.engine.seen == []
+
+    run(main)
+
+
+def test_requests_about_a_session_are_short(path: Path) -> None:
+    async def main() -> None:
+        async with Lab(path) as lab:
+            session = await lab.open()
+            answer = await lab.end(session, status="x" * 70_000)
+            assert (answer.status, answer.error["code"]) == (413, "body_limit")
 
     run(main)
 
@@ -115,7 +127,10 @@ def test_a_token_guards_everything(path: Path, caplog: pytest.LogCaptureFixture)
                 {},
                 bearer("S3cret"),
                 bearer(""),
+                bearer("s3cre"),
+                bearer("s3cret1"),
                 {"headers": {"Authorization": "s3cret"}},
+                {"headers": {"Authorization": "Basic s3cret"}},
             ]
             for wrong in wrongs:
                 for method, route in (("GET", "/metrics"), ("POST", "/sessions"), ("GET", "/none")):
