@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mount.h>
+#include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
@@ -169,6 +170,7 @@ static void small_changes_at_capacity_go_on_between_syncs(void **state)
 
 static void read_slowly(const char *path)
 {
+    prctl(PR_SET_PDEATHSIG, SIGKILL);
     rst_store *store;
     MUST(rst_store_open(path, RST_OPEN_READ_ONLY, NULL, &store, &last_error) == RST_OK);
     for (;;) {
@@ -224,6 +226,7 @@ static void others_give_way(const char *folder)
     MUST(store && rst_store_close(store, &last_error) == RST_OK);
     pid_t idle = fork(); /* beside no thread, which may hold a lock of the sanitizers' malloc */
     if (idle == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
         rst_store *own;
         MUST(rst_store_open(path, 0, NULL, &own, &last_error) == RST_OK);
         MUST(put(own, 9000, 0) == RST_OK);

@@ -565,6 +565,20 @@ static void the_lock_file_has_room_for_every_reader(void **state)
     assert_true(info.st_blocks * 512 >= info.st_size);
 }
 
+/* LMDB's own number, 126, is fewer than the processes of one large training run. */
+static void a_store_of_defaults_takes_a_thousand_snapshots(void **state)
+{
+    fixture *f = *state;
+    enum { COUNT = 1024 };
+    static rst_snapshot *held[COUNT];
+    for (int i = 0; i < COUNT; i++) {
+        assert_ok(rst_snapshot_open(f->store, &held[i], &f->error), f->error);
+    }
+    for (int i = 0; i < COUNT; i++) {
+        rst_snapshot_close(held[i]);
+    }
+}
+
 static void a_link_planted_in_a_shared_folder_is_not_followed(void **state)
 {
     fixture *f = *state;
@@ -759,6 +773,7 @@ int main(void)
         TEST(creating_twice_is_told_only_when_asked),
         TEST(files_belong_to_their_owner),
         TEST(the_lock_file_has_room_for_every_reader),
+        TEST(a_store_of_defaults_takes_a_thousand_snapshots),
         TEST(a_link_planted_in_a_shared_folder_is_not_followed),
         TEST(every_page_has_its_place_on_the_file_system),
         TEST(a_deleted_store_takes_nothing_more),

@@ -222,64 +222,97 @@ static void a_killed_writer_loses_no_acknowledged_turn(void **state)
     support_remove_folder(folder);
 }
 
-/* Hold the lock until somebody sleeps on it, then leave it free without a word: as it is when the
- * one who was woken has been killed, and a third one had the lock meanwhile. */
-static void leave_a_sleeper(const char *path, int ready)
+/* Hold one of the locks until somebody sleeps on it, tell, and leave it free without a word: as it
+ * is when the one who was woken has been killed, and a third one had the lock meanwhile. */
+static void leave_a_sleeper(const char *path, bool readers, int told)
 {
     rst_store *store = open_or_exit(path, 0);
     rst_guard *guard = store->env->guard;
-    if (rst_guard_lock_writing(guard) != 0 || write(ready, "", 1) != 1) {
+    pthread_mutex_t *mutex = readers ? &guard->shared->slots : &guard->shared->writing;
+    int result = readers ? rst_guard_lock_slots(guard) : rst_guard_lock_writing(guard);
+    if (result != 0 || write(told, "", 1) != 1) {
         _exit(1);
     }
-    int *word = &guard->shared->writing.__data.__lock;
+    int *word = &mutex->__data.__lock;
     while (!((unsigned)__atomic_load_n(word, __ATOMIC_ACQUIRE) & FUTEX_WAITERS)) {
         usleep(1000);
     }
     usleep(5000); /* it is about to sleep */
+    if (write(told, "", 1) != 1) {
+        _exit(1);
+    }
     __atomic_store_n(word, 0, __ATOMIC_RELEASE);
     pause();
+}
+
+static void put_and_look(const char *path)
+{
+    rst_store *store = open_or_exit(path, 0);
+    rst_record *record = rst_record_new();
+    rst_snapshot *now;
+    rst_error error;
+    support_fill(record, 3, 2, 1, NULL, 0, NULL);
+    check_or_exit(rst_put(store, "a", 1, 0, record, 0, 0, &error), &error);
+    check_or_exit(rst_snapshot_open(store, &now, &error), &error);
+    rst_snapshot_close(now);
+    _exit(0);
+}
+
+/* 0, or -1 when the child still runs after half a minute, and is killed. */
+static int end_of(pid_t child, int *status)
+{
+    for (int i = 0; i < 30000; i++) {
+        if (waitpid(child, status, WNOHANG) == child) {
+            return 0;
+        }
+        usleep(1000);
+    }
+    kill(child, SIGKILL);
+    waitpid(child, status, 0);
+    return -1;
+}
+
+static void make_up_for_a_lost_wake_up(bool readers)
+{
+    char *folder;
+    const char *path = new_store(&folder, 8 << 20, 0);
+    int told[2];
+    char bytes[2];
+    assert_int_equal(pipe(told), 0);
+    pid_t holder = fork();
+    if (holder == 0) {
+        leave_a_sleeper(path, readers, told[1]);
+        _exit(1);
+    }
+    assert_int_equal(read(told[0], bytes, 1), 1);
+    pid_t sleeper = fork();
+    if (sleeper == 0) {
+        put_and_look(path);
+    }
+    int status;
+    int ended = end_of(sleeper, &status);
+    kill(holder, SIGKILL);
+    waitpid(holder, NULL, 0);
+    close(told[1]);
+    if (ended != 0) {
+        fail_msg("it sleeps on a lock that is free");
+    }
+    assert_int_equal(status, 0);
+    assert_int_equal(read(told[0], bytes, 2), 1); /* it did sleep */
+    close(told[0]);
+    support_remove_folder(folder);
 }
 
 static void a_wake_up_that_got_lost_is_made_up_for(void **state)
 {
     (void)state;
-    char *folder;
-    const char *path = new_store(&folder, 8 << 20, 0);
-    int ready[2];
-    char byte;
-    assert_int_equal(pipe(ready), 0);
-    pid_t holder = fork();
-    if (holder == 0) {
-        leave_a_sleeper(path, ready[1]);
-        _exit(1);
-    }
-    assert_int_equal(read(ready[0], &byte, 1), 1);
-    pid_t sleeper = fork();
-    if (sleeper == 0) {
-        rst_store *store = open_or_exit(path, 0);
-        rst_record *record = rst_record_new();
-        rst_error error;
-        support_fill(record, 3, 2, 1, NULL, 0, NULL);
-        check_or_exit(rst_put(store, "a", 1, 0, record, 0, 0, &error), &error);
-        _exit(0);
-    }
-    int status = 1;
-    pid_t ended = 0;
-    for (int i = 0; i < 30000 && ended == 0; i++) {
-        ended = waitpid(sleeper, &status, WNOHANG);
-        usleep(1000);
-    }
-    kill(holder, SIGKILL);
-    waitpid(holder, NULL, 0);
-    if (ended == 0) {
-        kill(sleeper, SIGKILL);
-        waitpid(sleeper, NULL, 0);
-        fail_msg("it sleeps on a lock that is free");
-    }
-    assert_int_equal(status, 0);
-    close(ready[0]);
-    close(ready[1]);
-    support_remove_folder(folder);
+    make_up_for_a_lost_wake_up(false);
+}
+
+static void a_readers_wake_up_that_got_lost_is_made_up_for(void **state)
+{
+    (void)state;
+    make_up_for_a_lost_wake_up(true);
 }
 
 static void a_handle_does_not_survive_fork_but_a_new_one_works(void **state)
@@ -603,6 +636,7 @@ int main(void)
         cmocka_unit_test(eight_write_while_three_read),
         cmocka_unit_test(a_killed_writer_loses_no_acknowledged_turn),
         cmocka_unit_test(a_wake_up_that_got_lost_is_made_up_for),
+        cmocka_unit_test(a_readers_wake_up_that_got_lost_is_made_up_for),
         cmocka_unit_test(a_handle_does_not_survive_fork_but_a_new_one_works),
         cmocka_unit_test(a_child_from_before_keeps_nothing_locked),
         cmocka_unit_test(dead_readers_make_room_and_living_ones_are_told),
