@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import subprocess
 import sys
@@ -140,7 +141,9 @@ def test_memory_on_a_gpu_at_real_size(how: str):
     (grad,) = grad_of(loss, hidden if logits is None else logits)
     beside = torch.cuda.max_memory_allocated() - before
     assert bool(torch.isfinite(loss).all()) and bool(torch.isfinite(grad).all())
-    chunk = {"logits": 64 << 20, "reuse": 64 << 20, "hidden": 512 << 20}[how]
+    # Kernels need no buffer of a chunk; without Triton there are some, of 256 MiB.
+    buffer = (64 if importlib.util.find_spec("triton") else 256) << 20
+    chunk = {"logits": buffer, "reuse": buffer, "hidden": 512 << 20}[how]
     answer = {"logits": size, "reuse": 0, "hidden": vocab * width * 4}[how]
     assert beside < answer + 4 * chunk, f"{beside >> 20} MiB beside {size >> 20} MiB of logits"
 

@@ -1,18 +1,25 @@
-"""Log-probabilities of a few tokens a row, in chunks: no second [tokens, vocab] tensor.
+"""Log-probabilities of a few tokens a row: no second [tokens, vocab] tensor.
 
 Two autograd functions with the same result. One starts from logits, the other from hidden states
 and the weight of the output layer, so that the logits themselves never exist as a whole. Both keep
-two float32 numbers a row (the row's largest scaled logit, and the log of the sum relative to it)
-and compute the softmax again, chunk by chunk, in backward.
+two float32 numbers a row (the row's largest logit, and the log of the scaled sum relative to it)
+and compute the softmax again in backward.
 
 A row's sum is kept relative to its maximum, and without the maximum's own 1. A peaked row has
 `log p` near 0, and a float32 `z - logsumexp(z)` would lose it to the rounding of a large number:
 with logits around 20 that error alone, about 1e-6, is a whole tail's mass.
+
+On a GPU the work is done by the Triton kernels of `_gather_triton`. Elsewhere, in layouts that they
+do not take, and with ROLLSTORE_TRITON=0 in the environment, PyTorch's operations do it, chunk by
+chunk in float32.
 """
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import importlib
+import os
 from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, NamedTuple, cast
@@ -20,9 +27,9 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch.autograd.function import once_differentiable
 
-# One float32 work buffer of a chunk: 64 MiB. Large enough to keep a GPU's memory busy, small
-# beside the logits it works on.
-LOGITS_CHUNK_ELEMENTS = 1 << 24
+# One float32 work buffer of a chunk: 64 MiB, small beside the logits it works on. A GPU needs more
+# to do at once, 256 MiB, or it waits for the host between the operations.
+LOGITS_CHUNK_ELEMENTS = {"cpu": 1 << 24, "cuda": 1 << 26}
 # From hidden states each chunk also reads and writes [vocab, width] once, so chunks are larger.
 HIDDEN_CHUNK_ELEMENTS = 1 << 27
 
@@ -86,46 +93,93 @@ def _chunks(size: int, *tensors: torch.Tensor) -> Iterator[tuple[slice, tuple[to
         start += count
 
 
-def _scaled(logits: torch.Tensor, temperature: float | torch.Tensor) -> torch.Tensor:
-    """float32 logits / temperature, always in a buffer of its own."""
-    scaled = logits.to(torch.float32, copy=True)
+@functools.cache
+def _triton() -> Any:
+    """The module with the kernels; None without Triton. Not imported before it is needed."""
+    try:
+        return importlib.import_module("rollstore._gather_triton")
+    except ModuleNotFoundError:
+        return None
+
+
+def _kernels(logits: torch.Tensor, plan: GatherPlan) -> Any:
+    """The module with the kernels where they can do this work, else None."""
+    if logits.device.type != "cuda" or os.environ.get("ROLLSTORE_TRITON") == "0":
+        return None
+    kernels = _triton()
+    if kernels is None or not kernels.fits(logits, plan.topk_ids.shape[1]):
+        return None
+    return kernels if kernels.works(logits.device) else None
+
+
+def _parts(
+    plan: GatherPlan, whole: bool, *tensors: torch.Tensor
+) -> Iterator[tuple[slice, tuple[torch.Tensor, ...]]]:
+    """All rows at once, in whatever layout they are, or matrices of a chunk each."""
+    return iter([(slice(None), tensors)]) if whole else _chunks(plan.chunk, *tensors)
+
+
+def _from_top(
+    logits: torch.Tensor, row_max: torch.Tensor, temperature: float | torch.Tensor
+) -> torch.Tensor:
+    """float32 (logits - row_max) / temperature, always in a buffer of its own.
+
+    In this order: a difference of neighbours is exact, one of scaled and rounded ones is not.
+    """
+    scores = logits.to(torch.float32, copy=True).sub_(row_max)
     if isinstance(temperature, torch.Tensor) or temperature != 1.0:
-        scaled.div_(temperature)
-    return scaled
+        scores.div_(temperature)
+    return scores
 
 
-def _pick(values: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
-    """values[row, ids[row, j]], and -inf where the id is -1."""
-    return values.gather(1, ids.clamp(min=0)).masked_fill_(ids < 0, _NEG_INF)
+def _row_stats(logits: torch.Tensor, plan: GatherPlan) -> tuple[torch.Tensor, torch.Tensor]:
+    """float32 [rows, 1] of logits [..., vocab]: the largest, and log of the sum relative to it."""
+    if not plan.normalise:
+        zeros = torch.zeros(len(plan.token_ids), 1, dtype=torch.float32, device=logits.device)
+        return zeros, zeros
+    kernels = _kernels(logits, plan)
+    if kernels is not None:
+        return cast(
+            "tuple[torch.Tensor, torch.Tensor]", kernels.row_stats(logits, plan.temperature)
+        )
+    largest, at = logits.max(dim=1, keepdim=True)
+    row_max = largest.float()
+    # A row of nothing but -inf: every log-probability is -inf, not NaN.
+    row_max.masked_fill_(row_max == _NEG_INF, 0.0)
+    others = _from_top(logits, row_max, plan.temperature).exp_().scatter_(1, at, 0.0)
+    return row_max, others.sum(dim=1, keepdim=True).log1p_()
+
+
+def _pick(logits: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
+    """logits[row, ids[row, j]] of logits [..., vocab], and -inf where the id is -1."""
+    shape = (*logits.shape[:-1], ids.shape[1])
+    picked = logits.gather(-1, ids.clamp(min=0).view(shape)).view(ids.shape)
+    return picked.masked_fill_(ids < 0, _NEG_INF)
 
 
 def _gather_rows(logits: torch.Tensor, plan: GatherPlan) -> _Gathered:
-    """Gather from the logits [rows, vocab] of one chunk, any float dtype."""
-    token_ids = plan.token_ids.unsqueeze(1)
-    if not plan.normalise:
-        token = _pick(logits, token_ids).float().div_(plan.temperature)
-        topk = _pick(logits, plan.topk_ids).float().div_(plan.temperature)
-        unused = torch.zeros_like(token)
-        return _Gathered(token.squeeze(1), topk, unused, unused)
-    scores = _scaled(logits, plan.temperature)
-    row_max, at = scores.max(dim=1, keepdim=True)
-    # A row of nothing but -inf: every log-probability is -inf, not NaN.
-    row_max.masked_fill_(row_max == _NEG_INF, 0.0)
-    scores.sub_(row_max)
-    token, topk = _pick(scores, token_ids), _pick(scores, plan.topk_ids)
-    log_sum = scores.exp_().scatter_(1, at, 0.0).sum(dim=1, keepdim=True).log1p_()
-    return _Gathered(token.sub_(log_sum).squeeze(1), topk.sub_(log_sum), row_max, log_sum)
+    """Gather from logits [..., vocab] of any float dtype; with PyTorch's operations, one chunk."""
+    row_max, log_sum = _row_stats(logits, plan)
+    token, topk = (
+        _from_top(_pick(logits, ids), row_max, plan.temperature).sub_(log_sum)
+        for ids in (plan.token_ids.unsqueeze(1), plan.topk_ids)
+    )
+    return _Gathered(token.squeeze(1), topk, row_max, log_sum)
 
 
 def _grad_rows(
     logits: torch.Tensor,
+    target: torch.Tensor,
     rows: slice,
     whole: GatherPlan,
     stats: Sequence[torch.Tensor],
     grad_token: torch.Tensor,
     grad_topk: torch.Tensor,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The float32 gradient of one chunk of logits, and which rows [rows, 1] of it are exactly 0."""
+) -> torch.Tensor:
+    """Write the gradient of some rows, logits [..., vocab], to `target`, which may be the logits.
+
+    Returns which rows [rows, 1] of it are exactly 0.
+    """
     plan = whole.rows(rows)
     row_max, log_sum = (stat[rows] for stat in stats)
     token_ids = plan.token_ids.unsqueeze(1)
@@ -134,17 +188,25 @@ def _grad_rows(
     # The chain rule through logits / temperature, on the small side.
     at_token.div_(plan.temperature)
     at_topk.div_(plan.temperature)
+    idle = (at_token == 0).logical_and_((at_topk == 0).all(dim=1, keepdim=True))
+    kernels = _kernels(logits, plan)
+    if kernels is not None:
+        ids, at_ids = torch.cat((token_ids, plan.topk_ids), 1), torch.cat((at_token, at_topk), 1)
+        kernels.write_gradient(
+            logits, target, ids, at_ids, (row_max, log_sum), plan.temperature, plan.normalise
+        )
+        return idle
     if plan.normalise:
         total = at_token + at_topk.sum(dim=1, keepdim=True)
-        grad = _scaled(logits, plan.temperature).sub_(row_max).sub_(log_sum).exp_().mul_(-total)
+        grad = _from_top(logits, row_max, plan.temperature).sub_(log_sum).exp_().mul_(-total)
     else:
         grad = torch.zeros(logits.shape, dtype=torch.float32, device=logits.device)
     # Separately: within each of the two a row's ids differ, so the order of the sum is settled.
     grad.scatter_add_(1, token_ids.clamp(min=0), at_token)
     grad.scatter_add_(1, plan.topk_ids.clamp(min=0), at_topk)
     # A fill, not a product with 0: a row that needs no gradient may hold NaN.
-    idle = (at_token == 0).logical_and_((at_topk == 0).all(dim=1, keepdim=True))
-    return grad.masked_fill_(idle, 0.0), idle
+    target.copy_(grad.masked_fill_(idle, 0.0))
+    return idle
 
 
 class _Collector:
@@ -173,7 +235,8 @@ class _FromLogits(torch.autograd.Function):
         ctx: Any, logits: torch.Tensor, plan: GatherPlan, reuse_logits: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         collector = _Collector(plan)
-        for rows, (part,) in _chunks(plan.chunk, logits):
+        whole = not plan.normalise or _kernels(logits, plan) is not None
+        for rows, (part,) in _parts(plan, whole, logits):
             collector.put(rows, _gather_rows(part, plan.rows(rows)))
         out = collector.out
         ctx.save_for_backward(logits, out.row_max, out.log_sum)
@@ -193,9 +256,9 @@ class _FromLogits(torch.autograd.Function):
             if ctx.reuse_logits
             else torch.empty_like(logits, memory_format=torch.contiguous_format)
         )
-        for rows, (part, target) in _chunks(ctx.plan.chunk, logits, grad):
-            rows_grad, _ = _grad_rows(part, rows, ctx.plan, stats, grad_token, grad_topk)
-            target.copy_(rows_grad)
+        whole = _kernels(logits, ctx.plan) is not None
+        for rows, (part, target) in _parts(ctx.plan, whole, logits, grad):
+            _grad_rows(part, target, rows, ctx.plan, stats, grad_token, grad_topk)
         return grad, None, None
 
 
@@ -231,9 +294,8 @@ class _FromHidden(torch.autograd.Function):
         )
         with _no_autocast(hidden.device):
             for rows, (part, target) in _chunks(ctx.plan.chunk, hidden, grad_hidden):
-                logits = part @ cast_weight.t()
-                grad, idle = _grad_rows(logits, rows, ctx.plan, stats, grad_token, grad_topk)
-                grad = grad.to(hidden.dtype)
+                grad = part @ cast_weight.t()
+                idle = _grad_rows(grad, grad, rows, ctx.plan, stats, grad_token, grad_topk)
                 if needs_hidden:
                     torch.mm(grad, cast_weight, out=target)
                 if grad_weight is not None:

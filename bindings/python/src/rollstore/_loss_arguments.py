@@ -101,7 +101,8 @@ def plan_for_logits(
     check_floating("logits", logits)
     if logits.dim() < 2 or logits.shape[-1] == 0:
         raise ValueError(f"logits: shape [T, vocab] is needed, got {tuple(logits.shape)}")
-    chunk = _check_chunk(chunk_tokens, LOGITS_CHUNK_ELEMENTS // logits.shape[-1])
+    elements = LOGITS_CHUNK_ELEMENTS["cuda" if logits.is_cuda else "cpu"]
+    chunk = _check_chunk(chunk_tokens, elements // logits.shape[-1])
     return _plan(
         "logits", logits, logits.shape[-1], token_ids, topk_ids, temperature, chunk, normalise
     )

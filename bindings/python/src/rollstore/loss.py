@@ -27,10 +27,11 @@ batch, or `[batch, length]` of a padded one. `k` may be 0. Nothing is reduced: s
 per-token loss as the training recipe says.
 
 Memory. Beside the logits themselves, the forward pass from logits holds [T, k] and float32 work of
-one chunk of rows. The backward pass holds that and its answer, the gradient of the logits, [T,
-vocab] in their dtype; `reuse_logits=True` writes the answer over the logits, so that not even that
-is a second tensor. From hidden states nothing of [T, vocab] exists at any time. A softmax of more
-than one chunk exists in none of them.
+one chunk of rows; on an NVIDIA GPU with Triton, where kernels do the work, not even that. The
+backward pass holds that and its answer, the gradient of the logits, [T, vocab] in their dtype;
+`reuse_logits=True` writes the answer over the logits, so that not even that is a second tensor.
+From hidden states nothing of [T, vocab] exists at any time. A softmax of more than one chunk exists
+in none of them.
 
 Missing values. A slot with id -1 takes no part, whatever its log-probability. A token with loss
 mask 0 or advantage 0 has loss exactly 0 and gradient exactly 0, whatever its log-probabilities. For
@@ -256,7 +257,8 @@ def score_centering_loss_from_logits(
     logits: float [T, vocab], any float dtype: row t predicts token_ids[t]; carries gradient.
     token_ids: integer [T], the sampled tokens; -1 is allowed where the loss mask is 0.
     temperature: the sampling temperature, a number or a float tensor [T]; positive.
-    chunk_tokens: rows worked on at once; None is as many as make a 64 MiB float32 buffer.
+    chunk_tokens: rows worked on at once; None is as many as make a float32 buffer of 64 MiB, on a
+        GPU 256 MiB. Not used where kernels do the work, which need no such buffer.
     reuse_logits: backward writes the gradient over the logits, and holds no second [T, vocab]. For
         logits that nothing reads afterwards; they must not be a leaf of the graph. Whoever else
         saved them for backward, and a second backward, get autograd's error about a modified
