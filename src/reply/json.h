@@ -208,7 +208,8 @@ void rst_json_members(const rst_json *json, rst_json_node object, const char *co
 /* ---------------------------------------------------------------- text.c */
 
 /* The text of a string.  It points into the document when there are no escapes, else into buffer.
- * RST_ERR_MEMORY, or RST_ERR_VALUE for half a surrogate pair, which is no text. */
+ * RST_ERR_MEMORY, or RST_ERR_VALUE for half a surrogate pair, which is no text, and for one that
+ * was left out, which takes the whole text to be read. */
 int rst_json_string(const rst_json *json, rst_json_node node, rst_json_buffer *buffer,
                     const char **text, size_t *size);
 

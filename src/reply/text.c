@@ -158,10 +158,24 @@ static const char *inside(const rst_json *json, rst_json_node node, size_t *size
     return json->text + begin;
 }
 
+/* What was left out of the text where this node begins; NULL for nothing. */
+static rst_json_cut *cut_at(const rst_json *json, rst_json_node node)
+{
+    for (uint32_t i = 0; i < json->cut_count; i++) {
+        if (json->cuts[i].place == rst_json_offset(json, node)) {
+            return &json->cuts[i];
+        }
+    }
+    return NULL;
+}
+
 int rst_json_string(const rst_json *json, rst_json_node node, rst_json_buffer *buffer,
                     const char **text, size_t *size)
 {
     *text = inside(json, node, size);
+    if (*size == 0 && cut_at(json, node)) {
+        return RST_ERR_VALUE;
+    }
     if (!memchr(*text, '\\', *size)) {
         return RST_OK;
     }
@@ -176,14 +190,12 @@ int rst_json_string(const rst_json *json, rst_json_node node, rst_json_buffer *b
 int rst_json_long_string(const rst_json *json, rst_json_node node, rst_json_buffer *buffer,
                          const char **text, size_t *size)
 {
-    for (uint32_t i = 0; i < json->cut_count; i++) {
-        rst_json_cut *cut = &json->cuts[i];
-        if (cut->place == rst_json_offset(json, node)) {
-            cut->used = true;
-            *text = cut->text;
-            *size = cut->size;
-            return RST_OK;
-        }
+    rst_json_cut *cut = cut_at(json, node);
+    if (cut) {
+        cut->used = true;
+        *text = cut->text;
+        *size = cut->size;
+        return RST_OK;
     }
     return rst_json_string(json, node, buffer, text, size);
 }
