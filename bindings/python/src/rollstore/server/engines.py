@@ -159,6 +159,8 @@ class Engines:
             message = f"the engine gave no reply within {self._settings.timeout:g} s"
             raise Refusal(504, "engine_timeout", message, retry=False) from None
         except aiohttp.ClientError as error:
+            # aiohttp's stream keeps the error, and that would keep these frames and what was read.
+            error.__traceback__ = None
             message = f"the engine's reply broke off: {type(error).__name__}"
             raise _Failed(Refusal(502, "engine_broke_off", message, retry=True), False) from None
         engine.answered()
