@@ -80,7 +80,7 @@ RST_API int rst_reply_strip(const void *reply, size_t size, unsigned keep, rst_a
 RST_API void rst_answer_clear(rst_answer *answer);
 
 /*
- * rst_record_decode and rst_reply_strip in one reading of the reply, for half the time.
+ * rst_record_decode and rst_reply_strip in one reading of the reply: some two thirds of the time.
  *
  * The prompt's ids are the answer's, and not the record's yet (rst_record_set_prompt).  The errors
  * of both; then the record is unfilled and the answer empty.

@@ -61,8 +61,7 @@ static int fill_copy(const char *folder, mode_t mode, const rst_format_entry *fo
                      rst_error *error, void *context)
 {
     copy_job *job = context;
-    /* Its reader takes LMDB's lock without ours (rst_guard_lock_slots): copies alone wait for it.
-     */
+    /* Its reader takes LMDB's lock without rst_guard_lock_slots: only copies wait for it. */
     int result = mdb_env_copy2(job->source->env->lmdb, folder, MDB_CP_COMPACT);
     if (result) {
         return rst_fail_lmdb(error, result, "copying");

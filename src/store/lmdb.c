@@ -86,9 +86,6 @@ int rst_begin_reading(rst_env *env, MDB_txn **txn)
         result = take_slot(env->lmdb, txn);
         rst_guard_unlock_slots(env->guard);
     }
-    if (result) {
-        *txn = NULL;
-    }
     return result;
 }
 

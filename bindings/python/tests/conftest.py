@@ -13,7 +13,6 @@ import pytest
 
 import rollstore
 
-
 # What a script starts in the background ignores interrupts, and so does all that it starts itself:
 # the tests of them would wait for ever.
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
