@@ -125,7 +125,7 @@ typedef struct rst_change {
  * call makes where it needs to, and for which it may have to wait for other processes. No timeout
  * is counted while another process writes, nor while it is stopped (SIGSTOP, a debugger) in the
  * middle of that; a killed one holds up nobody. Other errors: RST_ERR_READ_ONLY, _FORKED, _GONE,
- * _LIMIT, _IO.
+ * _LIMIT, _IO; for PUT _READERS, as it looks at a snapshot first.
  *
  * When the process is killed in this call, the changes are made as a whole or not at all; which,
  * is settled by the next write of any process.

@@ -472,8 +472,9 @@ void rst_guard_wait(rst_guard *guard, uint32_t seen, int64_t ns)
     syscall(SYS_futex, &guard->shared->wanted, FUTEX_WAIT, seen, &most, NULL, 0);
 }
 
-void rst_guard_want(rst_guard *guard)
+uint32_t rst_guard_want(rst_guard *guard)
 {
-    atomic_fetch_add(&guard->shared->wanted, 1);
+    uint32_t wanted = atomic_fetch_add(&guard->shared->wanted, 1) + 1;
     syscall(SYS_futex, &guard->shared->wanted, FUTEX_WAKE, INT_MAX, NULL, NULL, 0);
+    return wanted;
 }

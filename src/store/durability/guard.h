@@ -128,8 +128,9 @@ void rst_guard_unlock_slots(rst_guard *guard);
 int rst_guard_save(rst_guard *guard, uint64_t transaction, const unsigned char *meta,
                    int64_t started_ns);
 
-/* Wait up to ns for `wanted` to be another number than `seen`; raise it and wake all who wait. */
+/* Wait up to ns for `wanted` to be another number than `seen`; raise it, wake all who wait, and
+ * return what it is now. */
 void rst_guard_wait(rst_guard *guard, uint32_t seen, int64_t ns);
-void rst_guard_want(rst_guard *guard);
+uint32_t rst_guard_want(rst_guard *guard);
 
 #endif

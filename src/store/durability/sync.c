@@ -31,10 +31,11 @@ typedef struct rst_syncer {
     pthread_t thread;
     pthread_mutex_t lock; /* held for a round; stop is the thread's alone */
     atomic_bool stop;
-    MDB_txn *pin;                            /* reads `pinned`, which is on the disk */
-    uint64_t pinned;                         /* 0 at the very beginning */
-    MDB_txn *follower;                       /* reads `following`, which the next sync will cover */
-    uint64_t following;                      /* 0: reads nothing */
+    _Atomic(uint32_t) seen; /* of the guard's `wanted`: until then all that was wanted is done */
+    MDB_txn *pin;           /* reads `pinned`, which is on the disk */
+    uint64_t pinned;        /* 0 at the very beginning */
+    MDB_txn *follower;      /* reads `following`, which the next sync will cover */
+    uint64_t following;     /* 0: reads nothing */
     unsigned char meta[RST_PAGES_META_SIZE]; /* of `following` */
 } rst_syncer;
 
@@ -154,17 +155,16 @@ static void *sync_at_intervals(void *argument)
 {
     rst_env *env = argument;
     rst_syncer *s = env->syncer;
-    rst_guard_shared *shared = env->guard->shared;
-    uint32_t seen = atomic_load(&shared->wanted);
     int64_t pause_ns = interval_ns(env);
     while (!atomic_load(&s->stop)) {
-        rst_guard_wait(env->guard, seen, pause_ns);
-        uint32_t wanted = atomic_load(&shared->wanted);
+        rst_guard_wait(env->guard, atomic_load(&s->seen), pause_ns);
         pthread_mutex_lock(&s->lock);
-        int result = make_round(env, wanted != seen); /* a failure is told to whoever writes next */
+        uint32_t wanted = atomic_load(&env->guard->shared->wanted);
+        bool now = wanted != atomic_load(&s->seen);
+        int result = make_round(env, now); /* a failure is told to whoever writes next */
         bool behind = !result && rst_last_transaction(env) != s->pinned;
+        atomic_store(&s->seen, wanted);
         pthread_mutex_unlock(&s->lock);
-        seen = wanted;
         pause_ns = due_in(env);
         if (pause_ns <= 0) { /* a sync took longer than the interval, or nothing was to be done */
             pause_ns = behind ? 1000000 : interval_ns(env);
@@ -222,6 +222,7 @@ int rst_syncer_start(rst_env *env, rst_error *error)
         result = make_round(env, true);
     }
     if (!result) {
+        atomic_store(&s->seen, atomic_load(&env->guard->shared->wanted));
         result = start_thread(env);
     }
     if (result) {
@@ -271,10 +272,12 @@ int rst_syncer_give_back(rst_env *env, bool *made, rst_error *error)
     if (!s) {
         return RST_OK;
     }
-    rst_guard_want(env->guard); /* first: this sync will do for those who are quick */
+    /* First: this sync will do for those who are quick. */
+    uint32_t wanted = rst_guard_want(env->guard);
     pthread_mutex_lock(&s->lock);
     uint64_t before = s->pinned;
     int result = make_round(env, true);
+    atomic_store(&s->seen, wanted); /* the thread need not do it again */
     *made |= s->pinned != before;
     pthread_mutex_unlock(&s->lock);
     return result ? rst_fail_lmdb(error, result, "syncing") : RST_OK;
