@@ -147,3 +147,36 @@ def test_extreme_mismatch_does_not_overflow(mode, gap):
         rounding = 1e-4 + 5e-7 * metrics.alpha.max().item()
         close(loss, expected, rtol=1e-4, atol=1e-4)
         close(grad, grad_of(expected, naive_logits)[0], rtol=1e-4, atol=rounding)
+
+
+# --- what was written to between forward and backward --------------------------------------------
+
+
+@pytest.mark.parametrize("how", ["logits", "hidden"])
+@pytest.mark.parametrize("what", ["token_ids", "topk_ids", "temperature"])
+def test_what_was_written_to_before_backward_is_told(what, how):
+    """A batch's memory that is used again: autograd's error, and never a wrong gradient."""
+    batch = Batch(5, rows=6)
+    given = {
+        "token_ids": batch.token_ids.long(),
+        "topk_ids": batch.topk_ids.long(),
+        "temperature": torch.ones(6),
+    }
+    ids = (given["token_ids"], given["topk_ids"])
+    logits = batch.logits.float().requires_grad_()
+    if how == "logits":
+        token, _ = rl.gather_logprobs(logits, *ids, temperature=given["temperature"])
+    else:
+        token, _ = rl.gather_logprobs_from_hidden(
+            logits, torch.eye(logits.shape[1]), *ids, temperature=given["temperature"]
+        )
+    given[what].fill_(3)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        token.sum().backward()
+
+
+def test_a_temperature_that_float32_does_not_know_is_refused():
+    batch = Batch(6)
+    for temperature in (1e-60, 1e60):
+        with pytest.raises(ValueError, match="temperature"):
+            batch.from_logits(batch.logits, temperature=temperature)

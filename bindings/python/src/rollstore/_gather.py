@@ -51,6 +51,11 @@ class GatherPlan(NamedTuple):
     chunk: int
     normalise: bool
 
+    def tensors(self) -> list[torch.Tensor]:
+        """What must be the same in backward as it was in forward."""
+        of_rows = [self.temperature] if isinstance(self.temperature, torch.Tensor) else []
+        return [self.token_ids, self.topk_ids, *of_rows]
+
     def rows(self, rows: slice) -> GatherPlan:
         """The plan of some of the rows."""
         temperature = self.temperature
@@ -239,7 +244,7 @@ class _FromLogits(torch.autograd.Function):
         for rows, (part,) in _parts(plan, whole, logits):
             collector.put(rows, _gather_rows(part, plan.rows(rows)))
         out = collector.out
-        ctx.save_for_backward(logits, out.row_max, out.log_sum)
+        ctx.save_for_backward(logits, out.row_max, out.log_sum, *plan.tensors())
         ctx.plan, ctx.reuse_logits = plan, reuse_logits
         return out.token, out.topk
 
@@ -248,7 +253,8 @@ class _FromLogits(torch.autograd.Function):
     def backward(
         ctx: Any, grad_token: torch.Tensor, grad_topk: torch.Tensor
     ) -> tuple[torch.Tensor, None, None]:
-        logits, *stats = ctx.saved_tensors
+        # Asking for them all makes autograd tell of any that was written to meanwhile.
+        logits, *stats = ctx.saved_tensors[:3]
         # detach() shares the version counter: whoever else saved the logits gets autograd's own
         # error, as does a second backward, and never a wrong gradient.
         grad = (
@@ -273,7 +279,7 @@ class _FromHidden(torch.autograd.Function):
             for rows, (part,) in _chunks(plan.chunk, hidden):
                 collector.put(rows, _gather_rows(part @ cast_weight.t(), plan.rows(rows)))
         out = collector.out
-        ctx.save_for_backward(hidden, weight, out.row_max, out.log_sum)
+        ctx.save_for_backward(hidden, weight, out.row_max, out.log_sum, *plan.tensors())
         ctx.plan = plan
         return out.token, out.topk
 
@@ -282,7 +288,7 @@ class _FromHidden(torch.autograd.Function):
     def backward(
         ctx: Any, grad_token: torch.Tensor, grad_topk: torch.Tensor
     ) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
-        hidden, weight, *stats = ctx.saved_tensors
+        hidden, weight, *stats = ctx.saved_tensors[:4]
         needs_hidden, needs_weight, _ = ctx.needs_input_grad
         cast_weight = weight.to(hidden.dtype)
         grad_hidden = torch.empty_like(hidden, memory_format=torch.contiguous_format)

@@ -185,7 +185,8 @@ def _check_temperature(
         raise TypeError(
             f"temperature: a number or a tensor is needed, got {type(temperature).__name__}"
         )
-    if not 0 < temperature < math.inf:
+    float32 = torch.finfo(torch.float32)  # in which it is worked with
+    if not float32.tiny <= temperature <= float32.max:
         raise ValueError(f"temperature: a positive finite number is needed, got {temperature}")
     return float(temperature), none_wrong
 
