@@ -171,6 +171,12 @@ PyObject *native_decode_and_strip(PyObject *module, PyObject *args, PyObject *kw
             native_optional_temperature, &temperature, &logprobs, &meta_info, &token_ids, &split)) {
         return NULL;
     }
+    if (prompt.obj && (PyUnicode_Check(prompt.obj) || prompt.len % (Py_ssize_t)sizeof *t.prompt)) {
+        PyErr_SetString(PyExc_TypeError, "prompt: the bytes of int32 ids are needed");
+        PyBuffer_Release(&reply);
+        PyBuffer_Release(&prompt);
+        return NULL;
+    }
     t.reply = reply.buf;
     t.size = (size_t)reply.len;
     t.prompt = prompt.buf;

@@ -410,6 +410,18 @@ def test_an_engine_without_flat_fields_is_told_at_the_first_call(path: Path) -> 
     run(main)
 
 
+def test_a_reply_over_a_records_limits_is_the_engines_fault(path: Path) -> None:
+    async def main() -> None:
+        async with Lab(path) as lab:
+            session = await lab.open()
+            lab.engine.weight_version = "v" * 2000
+            answer = await lab.chat(session)
+            assert (answer.status, answer.error["param"]) == (502, "weight_version")
+            assert lab.store().stat().turn_count == 0
+
+    run(main)
+
+
 def test_an_engine_that_does_not_say_prompts_is_told_once(
     path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple, TypeVar
 
-from rollstore import FullError, ReplyError, Store, Turn, _rollstore
+from rollstore import FullError, LimitError, ReplyError, Store, Turn, _rollstore
 from rollstore.server import streaming
 from rollstore.server.errors import Refusal
 from rollstore.server.journal import Journal
@@ -100,7 +100,7 @@ class Recorder:
     ) -> tuple[Prepared, float | None]:
         try:
             prepared = self._prepare(last, fingerprint, b"".join(pieces), asked)
-        except ReplyError as error:
+        except (ReplyError, LimitError) as error:
             raise _refusal(error) from None
         self._journal.turn(session, prepared.turn, fingerprint, prepared.digest)
         try:
@@ -173,7 +173,7 @@ def _events(answer: bytes, logprobs: bytes | None, include_usage: bool) -> bytes
         raise Refusal(502, "reply", message, retry=False) from None
 
 
-def _refusal(error: ReplyError) -> Refusal:
+def _refusal(error: ReplyError | LimitError) -> Refusal:
     """What the agent, and so whoever runs it, is told about a reply that cannot be recorded."""
     message = error.message
     if message.startswith("Requested flat output top logprobs"):
